@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/passage"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
@@ -53,7 +54,11 @@ func TestOutboxTimeline(t *testing.T) {
 			require.Equal(t, "order 1", string(a.Msg.Payload))
 			require.Equal(t, "7", a.Msg.Metadata["customer"], "as it arrived")
 			require.GreaterOrEqual(t, a.At.Sub(last.At), asked-rig.Grace)
-			require.LessOrEqual(t, a.At.Sub(last.At), asked+rig.Ceiling)
+			waited := queue + []string{".wait.2s", ".wait.5s", ".wait.15s"}[i]
+			if kind == topology.Classic {
+				waited += ".classic"
+			}
+			require.Equal(t, []string{waited}, passage.Queues(&a.Raw))
 			last = a
 		}
 		dead := rig.Take(t, url, queue+".dlq")

@@ -47,11 +47,11 @@ func TestNativeUnderAPolicy(t *testing.T) {
 	})
 	r.Publish(rig.Named("fails"))
 	rig.RequireDead(t, r.DeadLetter(), "exhausted", "3")
-	calls.RequireGaps(t, 300*time.Millisecond, 300*time.Millisecond)
-	r.Stop()
-
 	plan, err := topology.PlanFor(strategy, queue, policy)
 	require.NoError(t, err)
+	calls.RequireGaps(t, plan, 300*time.Millisecond, 300*time.Millisecond)
+	r.Stop()
+
 	o := rig.OpenOperator(t, node.URL(), operate.WithManagement(api))
 	verify := func() (critical []string) {
 		findings, err := o.Verify(t.Context(), plan)

@@ -101,7 +101,7 @@ func attemptsComeOnTime(t *testing.T, node *testbroker.Node) {
 	require.NotContains(t, dead.Headers, "x-delay")
 	require.Equal(t, s.Queue, dead.Headers[header.OriginRoutingKey])
 	require.NotContains(t, dead.Headers[header.OriginExchange], ".delayed", "the first exchange")
-	calls.RequireGaps(t, 300*time.Millisecond, time.Second, 2*time.Second)
+	calls.RequireGaps(t, s.Plan, 300*time.Millisecond, time.Second, 2*time.Second)
 	for _, want := range []string{"1", "2", "3", "4"} {
 		require.Equal(t, [2]string{want, ""}, <-attempts)
 	}
@@ -140,7 +140,7 @@ func betweenSteps(t *testing.T, node *testbroker.Node) {
 	})
 	s.Send("again")
 	_ = s.DeadLetter()
-	calls.RequireGaps(t, 1300*time.Millisecond, 2600*time.Millisecond)
+	calls.RequireGaps(t, s.Plan, 1300*time.Millisecond, 2600*time.Millisecond)
 }
 
 // Given a queue that is deleted while its message waits, then the message is stranded when it is
@@ -216,7 +216,7 @@ func ownDelay(t *testing.T, node *testbroker.Node) {
 		DeliveryMode: amqp.Persistent, Headers: amqp.Table{"x-delay": int64(60_000), "tenant": "t1"},
 	})
 	dead := s.DeadLetter()
-	calls.RequireGaps(t, time.Second)
+	calls.RequireGaps(t, s.Plan, time.Second)
 	require.NotContains(t, dead.Headers, "x-delay")
 	require.Equal(t, "t1", dead.Headers["tenant"])
 }

@@ -4,9 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/passage"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
@@ -48,7 +49,11 @@ func goqueueNames(
 // messages fail, then each has exactly its retries and then is a dead letter. A message with a
 // rate limit waits for a minute in its own wait queue. A budget sends the excess to the DLQ.
 func goqueueRow(t *testing.T, strategy topology.Strategy) {
-	const limited, doomed, limit, ms = 10, 50, time.Minute, time.Millisecond
+	const limited, doomed, ms = 10, 50, time.Millisecond
+	limit := time.Minute
+	if os.Getenv(mistakeKey) != "" {
+		limit = 6 * time.Second // a mistake sends other messages there
+	}
 	linear := backoff.Linear{Initial: 100 * ms, Step: 100 * ms, Retries: 3}
 	errs := map[string]error{"network": &net.OpError{Op: "dial", Err: errors.New("refused")}}
 	others := "linear exponential custom limited database unknown boundary"
@@ -80,22 +85,31 @@ func goqueueRow(t *testing.T, strategy topology.Strategy) {
 		perAttempt.Delays, _ = backoff.Delays(linear)
 		strategy, graveyard = goqueueNames(t, url, queue, perAttempt)
 	}
+	names := func(delays ...time.Duration) []string {
+		if !named {
+			return waitNames(strategy, queue, delays...)
+		}
+		numbers := map[time.Duration]string{
+			100 * ms: "1", 200 * ms: "2", 300 * ms: "3", 400 * ms: "4", 800 * ms: "5", time.Second: "0",
+			limit: "6",
+		}
+		all := make([]string, len(delays))
+		for i, d := range delays {
+			all[i] = queue + "__retry." + numbers[d]
+		}
+		return all
+	}
 	calls := map[string]*rig.Timeline{"boundary": {}, "limited": {}}
 	for body := range want {
 		calls[body] = &rig.Timeline{}
 	}
-	var mu sync.Mutex
-	var waitedIn []string // the wait queues of the message "linear"
+	var rounds passage.Rounds
 	r := rig.Start(t, rig.Config{
 		URL: url, Queue: queue, Strategy: strategy, Policy: policy, Configure: rig.Prefetch(20),
+		Rounds: &rounds,
 		Handle: func(msg *message.Message) error {
 			body := string(msg.Payload)
-			if n := calls[body].Add(); body == "linear" && n > 1 {
-				raw, _ := topology.Received(msg.Context())
-				mu.Lock()
-				defer mu.Unlock()
-				waitedIn = append(waitedIn, raw.Headers["x-first-death-queue"].(string))
-			}
+			calls[body].Record(msg)
 			return errs[body]
 		},
 	})
@@ -103,6 +117,9 @@ func goqueueRow(t *testing.T, strategy topology.Strategy) {
 		r.Send(body)
 	}
 	r.Send(slices.Repeat([]string{"boundary"}, doomed)...)
+	for body, delays := range want {
+		calls[body].AwaitPassed(t, names(delays...)...)
+	}
 	dead := map[string]int{}
 	for range len(want) + doomed {
 		d := rig.Take(t, url, graveyard)
@@ -110,17 +127,19 @@ func goqueueRow(t *testing.T, strategy topology.Strategy) {
 		require.Equal(t, "exhausted", d.Headers[header.DeadReason], "%s", d.Body)
 	}
 	for body, delays := range want {
-		calls[body].RequireGaps(t, delays...)
+		calls[body].RequireNotEarly(t, delays...)
 		require.Equal(t, 1, dead[body], body)
 	}
 	require.Equal(t, 3*doomed, calls["boundary"].Count(), "three attempts each, and no fourth")
 	require.Equal(t, doomed, dead["boundary"])
+	waits := slices.DeleteFunc(calls["boundary"].Passed(),
+		func(name string) bool { return name == "" })
+	require.Equal(t, slices.Repeat(names(200*ms), 2*doomed), waits)
+	require.Zero(t, rounds.Of(""))
 	if named {
-		want := []string{queue + "__retry.1", queue + "__retry.2", queue + "__retry.3"}
-		require.Equal(t, want, waitedIn, "a queue for each attempt")
-		for _, q := range r.Plan.Queues {
-			require.True(t, q.Delay == 0 || strings.HasPrefix(q.Name, queue+"__retry."), q.Name)
-		}
+		require.Equal(t, names(100*ms, 200*ms, 300*ms, 400*ms, 800*ms, time.Second, limit),
+			rig.QueueNames(r.Plan)[:7], "a queue for each attempt")
+		require.Equal(t, queue+"__dlx", r.Plan.Dead.Exchange)
 		if len(perAttempt.Via) == 0 {
 			require.Equal(t, queue+"__retry_exchange", r.Plan.WaitSteps[0].Exchange)
 		}
@@ -131,13 +150,7 @@ func goqueueRow(t *testing.T, strategy topology.Strategy) {
 		return r.Depth("") == 0 && r.Waiting() == limited
 	})
 	if r.Plan.Levels == nil {
-		route, err := r.Plan.Route(topology.Retry{Delay: limit, Attempt: 1})
-		require.NoError(t, err)
-		i := slices.IndexFunc(r.Plan.WaitSteps,
-			func(step topology.Route) bool {
-				return step.RoutingKey == route.RoutingKey && step.Exchange == route.Exchange
-			})
-		waiting := testbroker.Depth(t, url, r.Plan.Queues[i].Name)
+		waiting := testbroker.Depth(t, url, names(limit)[0])
 		require.Equal(t, limited, waiting, "in the queue of the rate limit")
 	}
 	r.Stop()

@@ -197,11 +197,11 @@ func TestDelayOnError(t *testing.T) {
 	onError := &wmiddleware.DelayOnError{
 		InitialInterval: time.Second, MaxInterval: time.Minute, Multiplier: 2,
 	}
-	rig.Start(t, rig.Config{
+	r := rig.Start(t, rig.Config{
 		URL: url, Queue: queue, Policy: delays,
 		Inner: []message.HandlerMiddleware{poison, onError.Middleware},
 		Handle: func(msg *message.Message) error {
-			if calls.Add() < 3 {
+			if calls.Record(msg) < 3 {
 				return rig.ErrFailed
 			}
 			close(done)
@@ -210,7 +210,7 @@ func TestDelayOnError(t *testing.T) {
 	})
 	require.NoError(t, pub.Publish(queue, message.NewMessage("id", []byte("again"))))
 	rig.Await(t, done)
-	calls.RequireGaps(t, time.Second, 2*time.Second)
+	calls.RequireGaps(t, r.Plan, time.Second, 2*time.Second)
 }
 
 // publishingAs returns a marshaler that changes each publishing.

@@ -62,7 +62,7 @@ func TestDelayWithoutAWaitStep(t *testing.T) {
 		})
 		r.Send("far")
 		r.DeadLetter()
-		calls.RequireGaps(t, c.gaps...)
+		calls.RequireNotEarly(t, c.gaps...)
 		rig.AwaitAttempts(t, attempts, []int{1, 2, 3}[:len(c.gaps)+1]...)
 	})
 }
@@ -77,7 +77,7 @@ func TestSnoozeSpendsNoAttempt(t *testing.T) {
 		Policy:   backoff.List{time.Second},
 		Handle: func(msg *message.Message) error {
 			attempts <- middleware.Attempt(msg.Context())
-			switch calls.Add() {
+			switch calls.Record(msg) {
 			case 1:
 				return middleware.Snooze(rig.ErrFailed, 2500*time.Millisecond)
 			case 2:
@@ -89,7 +89,9 @@ func TestSnoozeSpendsNoAttempt(t *testing.T) {
 	r.Send("later")
 	require.Equal(t, "2", r.DeadLetter().Headers[header.DeadFailures])
 	// A snooze of three rounds. A round that is late makes the rest shorter.
-	calls.RequireGaps(t, 2500*time.Millisecond, time.Second, time.Second)
+	calls.RequireNotEarly(t, 2500*time.Millisecond, time.Second, time.Second)
+	lastRounds := slices.Repeat([]string{r.Queue + ".wait.1s"}, 3)
+	require.Equal(t, lastRounds, calls.Passed())
 	rig.AwaitAttempts(t, attempts, 1, 1, 1, 2)
 }
 
@@ -114,8 +116,8 @@ func TestRetryAfterOfAServer(t *testing.T) {
 			r := rig.Start(t, rig.Config{
 				Strategy: rig.Strategies[name](t),
 				Policy:   backoff.List{time.Second, 8 * time.Second, 30 * time.Second},
-				Handle: func(*message.Message) error {
-					resp, err := server.Client().Get(server.URL + "?attempt=" + strconv.Itoa(calls.Add()))
+				Handle: func(msg *message.Message) error {
+					resp, err := server.Client().Get(server.URL + "?attempt=" + strconv.Itoa(calls.Record(msg)))
 					if err != nil {
 						return err
 					}
@@ -129,7 +131,7 @@ func TestRetryAfterOfAServer(t *testing.T) {
 			r.Send("limited")
 			rig.WaitFor(t, "the second call", func() bool { return calls.Count() == 2 })
 			r.Stop()
-			calls.RequireGaps(t, want)
+			calls.RequireGaps(t, r.Plan, want)
 		})
 	}
 }
@@ -140,19 +142,11 @@ func TestPerAttemptBeyondItsQueues(t *testing.T) {
 	t.Parallel()
 	const ms = time.Millisecond
 	var calls rig.Timeline
-	var mu sync.Mutex
-	var waited []string
 	r := rig.Start(t, rig.Config{
 		Strategy: topology.PerAttempt{Delays: []time.Duration{100 * ms, 100 * ms}},
 		Policy:   rig.Quickly(4),
 		Handle: func(msg *message.Message) error {
-			raw, _ := topology.Received(msg.Context())
-			if calls.Add() > 1 {
-				mu.Lock()
-				name := raw.Headers["x-first-death-queue"].(string)
-				waited = append(waited, name[strings.LastIndex(name, ".retry.")+1:])
-				mu.Unlock()
-			}
+			calls.Record(msg)
 			if middleware.Attempt(msg.Context()) == 4 {
 				return middleware.RetryAfter(rig.ErrFailed, 2500*ms)
 			}
@@ -162,8 +156,9 @@ func TestPerAttemptBeyondItsQueues(t *testing.T) {
 	r.Send("order 1")
 	require.Equal(t, "5", r.DeadLetter().Headers[header.DeadFailures])
 	// At last three rounds. A round that is late makes the rest shorter.
-	calls.RequireGaps(t, 100*ms, 100*ms, 100*ms, 2500*ms)
-	require.Equal(t, []string{"retry.1.100ms", "retry.2.100ms", "retry.2.100ms", "retry.0.1s"}, waited)
+	calls.RequireNotEarly(t, 100*ms, 100*ms, 100*ms, 2500*ms)
+	first, second := r.Queue+".retry.1.100ms", r.Queue+".retry.2.100ms"
+	require.Equal(t, []string{first, second, second, r.Queue + ".retry.0.1s"}, calls.Passed())
 	require.Equal(t, -1, r.Depth(".retry.3.100ms"))
 }
 
@@ -179,7 +174,7 @@ func TestSubscriberWithoutThePolicyIsNamed(t *testing.T) {
 	})
 	r.Send("rounded")
 	r.DeadLetter()
-	calls.RequireGaps(t, 100*ms, s, s)
+	calls.RequireGaps(t, r.Plan, 100*ms, s, s)
 
 	var told [][]any
 	for _, e := range r.Logs.EntriesOf(willBeRetried) {
@@ -238,7 +233,7 @@ func TestNackedUnderAPolicyOfHoursComesBackInSeconds(t *testing.T) {
 			Strategy: strategy, Policy: backoff.List{6 * time.Hour}, Handle: rig.Succeed,
 			Outer: []message.HandlerMiddleware{func(h message.HandlerFunc) message.HandlerFunc {
 				return func(msg *message.Message) ([]*message.Message, error) {
-					if calls.Add() == 1 {
+					if calls.Record(msg) == 1 {
 						return nil, rig.ErrFailed // outside DelayedRetry: the router nacks
 					}
 					close(back)
@@ -252,7 +247,7 @@ func TestNackedUnderAPolicyOfHoursComesBackInSeconds(t *testing.T) {
 		case <-time.After(time.Minute):
 			t.Fatal("still away after a minute")
 		}
-		calls.RequireGaps(t, time.Second)
+		calls.RequireGaps(t, r.Plan, time.Second)
 	})
 }
 

@@ -105,7 +105,7 @@ func TestRetriesWithoutADelayNeverSpin(t *testing.T) {
 		r := rig.Start(t, rig.Config{Policy: c.policy, Handle: timeline.Fail})
 		r.Send("fails")
 		dead := r.DeadLetter()
-		timeline.RequireGaps(t, c.gaps...)
+		timeline.RequireGaps(t, r.Plan, c.gaps...)
 		var history []header.AttemptError
 		text, _ := dead.Headers[header.DeadHistory].(string)
 		require.NoError(t, json.Unmarshal([]byte(text), &history))

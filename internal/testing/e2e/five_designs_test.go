@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/passage"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
@@ -53,6 +55,52 @@ func strategyOf(t testing.TB, way string) topology.Strategy {
 	s := rig.Levels(t, kind)
 	s.Via = via
 	return s
+}
+
+// levelsOf are the wait queues of Levels that add up to a delay, in the order of a message.
+var levelsOf = map[time.Duration]string{
+	2 * time.Millisecond: "0", 20 * time.Millisecond: "0", 50 * time.Millisecond: "0",
+	100 * time.Millisecond: "0", 120 * time.Millisecond: "1", 200 * time.Millisecond: "1",
+	300 * time.Millisecond: "1 0", 400 * time.Millisecond: "2", 500 * time.Millisecond: "2 0",
+	600 * time.Millisecond: "2 1", 800 * time.Millisecond: "3", time.Second: "3 1",
+	1500 * time.Millisecond: "3 2 1 0", 2 * time.Second: "4 2", 5 * time.Second: "5 4 1",
+	15 * time.Second: "7 4 2 1",
+}
+
+// waitNames returns the names of the wait queues that a message of a queue passes for each of these
+// delays of one policy, as Timeline.Passed does.
+func waitNames(strategy topology.Strategy, queue string, delays ...time.Duration) []string {
+	names := make([]string, len(delays))
+	for i, d := range delays {
+		text := strings.TrimSuffix(d.String(), "0s")
+		if !strings.HasSuffix(text, "m") {
+			text = d.String()
+		}
+		switch s := strategy.(type) {
+		case topology.PerQueue:
+			names[i] = queue + ".wait." + text + suffixOf(s.Type, s.Via)
+		case topology.PerAttempt:
+			names[i] = fmt.Sprintf("%s.retry.%d.%s%s", queue, i+1, text, suffixOf(s.Type, s.Via))
+		case topology.Shared:
+			names[i] = s.Prefix + ".wait." + text + suffixOf(s.Type, s.Via)
+		case topology.Levels:
+			for level := range strings.FieldsSeq(levelsOf[d]) {
+				names[i] += " " + s.Prefix + ".level." + level + suffixOf(s.Type, s.Via)
+			}
+			names[i] = strings.TrimSpace(names[i])
+		}
+	}
+	return names
+}
+
+func suffixOf(kind topology.QueueType, via []string) (suffix string) {
+	if kind == topology.Classic {
+		suffix = ".classic"
+	}
+	if len(via) > 0 {
+		suffix += ".via"
+	}
+	return suffix
 }
 
 // designs are five retry designs of real services. cannot says why a strategy cannot express one.
@@ -147,25 +195,29 @@ func outboxRow(t *testing.T, strategy topology.Strategy) {
 	url, exchange := testbroker.URL(t), testbroker.Queue(t)
 	sibling := rig.BesideOn(t, url, exchange, "order.#")
 	var calls rig.Timeline
+	var rounds passage.Rounds
 	keys := make(chan string, 10)
 	r := rig.Start(t, rig.Config{
 		URL: url, Strategy: strategy, Policy: delays, Configure: rig.OnTopic(exchange, "order.#"),
+		Rounds: &rounds,
 		Handle: func(msg *message.Message) error {
 			key := middleware.StateOf(msg.Context()).OriginRoutingKey
 			keys <- key
-			if calls.Add() < 4 {
+			if calls.Record(msg) < 4 {
 				return rig.ErrFailed
 			}
 			return nil
 		},
 	})
 	rig.Publish(t, url, exchange, "order.created.eu", rig.Message("order 1"))
+	names := waitNames(strategy, r.Queue, delays...)
 	if named {
-		rig.WaitFor(t, "the message to wait", func() bool { return r.Waiting() == 1 })
-		require.Equal(t, r.Queue+".delay_2s", r.Plan.Queues[0].Name, "the names of the design")
+		names = []string{r.Queue + ".delay_2s", r.Queue + ".delay_5s", r.Queue + ".delay_15s"}
+		require.Equal(t, append(slices.Clone(names), r.Queue+".dlq"), rig.QueueNames(r.Plan))
 	}
-	rig.WaitFor(t, "the fourth attempt", func() bool { return calls.Count() == 4 })
-	calls.RequireGaps(t, delays...)
+	calls.AwaitPassed(t, names...)
+	calls.RequireNotEarly(t, delays...)
+	require.Zero(t, rounds.Of(""))
 	for range 4 {
 		require.Equal(t, "order.created.eu", <-keys)
 	}
@@ -194,16 +246,17 @@ func sharedRow(t *testing.T, strategy topology.Strategy) {
 	require.Subset(t, rig.QueueNames(first), rig.QueueNames(second), "a queue needs only its policy")
 
 	var longCalls, shortCalls, unmarked rig.Timeline
+	var rounds passage.Rounds
 	serve := func(policy backoff.Policy, calls *rig.Timeline) *rig.Service {
 		return rig.Start(t, rig.Config{
-			URL: url, Strategy: strategy, Policy: policy,
+			URL: url, Strategy: strategy, Policy: policy, Rounds: &rounds,
 			RetryOptions: []middleware.Option{middleware.WithDefaultClass(header.ClassPermanent)},
 			Handle: func(msg *message.Message) error {
 				if string(msg.Payload) == "unmarked" {
 					unmarked.Add()
 					return rig.ErrFailed
 				}
-				calls.Add()
+				calls.Record(msg)
 				return fmt.Errorf("try again: %w", middleware.Retryable(rig.ErrFailed))
 			},
 		})
@@ -222,8 +275,13 @@ func sharedRow(t *testing.T, strategy topology.Strategy) {
 	}
 	want := map[string]any{"long": "exhausted", "short": "exhausted", "unmarked": "permanent"}
 	require.Equal(t, want, reasons)
-	longCalls.RequireGaps(t, 2*ms, 20*ms, 200*ms, time.Second, time.Second)
-	shortCalls.RequireGaps(t, 200*ms, time.Second)
+	for calls, delays := range map[*rig.Timeline][]time.Duration{
+		&longCalls: {2 * ms, 20 * ms, 200 * ms, time.Second, time.Second}, &shortCalls: short,
+	} {
+		calls.AwaitPassed(t, waitNames(strategy, "", delays...)...)
+		calls.RequireNotEarly(t, delays...)
+	}
+	require.Zero(t, rounds.Of(""))
 	require.Equal(t, 1, unmarked.Count())
 }
 
@@ -235,25 +293,23 @@ func adrRow(t *testing.T, strategy topology.Strategy) {
 	proxy := testbroker.NewProxy(t, url)
 	errInvalid := errors.New("no such customer")
 	classify := middleware.WithClassifier(middleware.PermanentErrors(errInvalid))
-	var mu sync.Mutex
-	attempts, handled := map[string]int{}, map[string]bool{}
+	calls := map[string]*rig.Timeline{"invalid": {}, "hopeless": {}, "held": {}}
+	delays := backoff.List{100 * time.Millisecond, 300 * time.Millisecond}
+	var rounds passage.Rounds
 	r := rig.Start(t, rig.Config{
 		URL: url, PublisherURL: proxy.URL(), Strategy: strategy, Configure: rig.QuorumQueue,
-		Policy:        backoff.List{100 * time.Millisecond, 300 * time.Millisecond},
+		Policy: delays, Rounds: &rounds,
 		RetryOptions:  []middleware.Option{classify},
 		ClientOptions: []topology.Option{topology.WithConfirmTimeout(2 * time.Second)},
 		Handle: func(msg *message.Message) error {
 			raw, _ := topology.Received(msg.Context())
-			mu.Lock()
-			defer mu.Unlock()
-			attempts[raw.MessageId]++
+			n := calls[raw.MessageId].Record(msg)
 			switch {
 			case raw.MessageId == "invalid":
 				return fmt.Errorf("order without a customer: %w", errInvalid)
-			case raw.MessageId == "held" && attempts["held"] == 1:
+			case raw.MessageId == "held" && n == 1:
 				proxy.Blackhole(true) // this failure cannot be handed over
-			case raw.MessageId == "held" && attempts["held"] == 3:
-				handled["held"] = true
+			case raw.MessageId == "held" && n == 3:
 				return nil
 			}
 			return rig.ErrFailed
@@ -268,7 +324,7 @@ func adrRow(t *testing.T, strategy topology.Strategy) {
 	send("hopeless")
 	dead := map[string]amqp.Delivery{}
 	for range 2 {
-		d := rig.Take(t, url, r.Plan.Dead.RoutingKey)
+		d := r.DeadLetter()
 		dead[d.MessageId] = d
 	}
 	for id, want := range map[string]struct{ reason, class, failures, text string }{
@@ -286,13 +342,14 @@ func adrRow(t *testing.T, strategy topology.Strategy) {
 	send("held")
 	rig.WaitFor(t, "the message to be held", func() bool { return len(r.Logs.About("held")) > 0 })
 	require.Equal(t, "Failed message cannot be handed over, holding it", r.Logs.About("held")[0].Msg)
-	require.Equal(t, 0, testbroker.Depth(t, url, r.Plan.Dead.RoutingKey))
+	require.Equal(t, 0, r.Depth(".dlq"))
 	proxy.Blackhole(false)
-	rig.WaitFor(t, "the held message to be handled", func() bool {
-		mu.Lock()
-		defer mu.Unlock()
-		return handled["held"]
-	})
+	calls["invalid"].RequireNotEarly(t)
+	for _, id := range []string{"hopeless", "held"} {
+		calls[id].AwaitPassed(t, waitNames(strategy, r.Queue, delays...)...)
+		calls[id].RequireNotEarly(t, delays...)
+	}
+	require.Zero(t, rounds.Of(""))
 
 	for id, want := range map[string][]map[string]any{
 		"invalid": {{"attempt": 1, "class": "permanent", "reason": "permanent"}},
@@ -339,11 +396,12 @@ func blockRow(t *testing.T, strategy topology.Strategy) {
 		attempt                                  int
 	}
 	var times rig.Timeline
+	var rounds passage.Rounds
 	var calls []call
 	vanishing := 0
 	ch := testbroker.Channel(t, url)
 	r := rig.Start(t, rig.Config{
-		URL: url, Strategy: strategy, Policy: policy,
+		URL: url, Strategy: strategy, Policy: policy, Rounds: &rounds,
 		Configure: func(cfg *wamqp.Config) {
 			rig.OnTopic(exchange, "order.#")(cfg)
 			rig.Picky(cfg)
@@ -362,7 +420,7 @@ func blockRow(t *testing.T, strategy topology.Strategy) {
 			exchange, key := state.OriginExchange, state.OriginRoutingKey
 			attempt := middleware.Attempt(msg.Context())
 			calls = append(calls, call{raw.Exchange, raw.RoutingKey, exchange, key, attempt})
-			if times.Add() < 6 {
+			if times.Record(msg) < 6 {
 				return rig.ErrFailed
 			}
 			return nil
@@ -379,8 +437,9 @@ func blockRow(t *testing.T, strategy topology.Strategy) {
 	send := func(body string) { rig.Publish(t, url, exchange, key, rig.Message(body)) }
 
 	send("order 1")
-	rig.WaitFor(t, "the sixth attempt", func() bool { return times.Count() == 6 })
-	times.RequireGaps(t, delays...)
+	times.AwaitPassed(t, waitNames(strategy, r.Queue, delays...)...)
+	times.RequireNotEarly(t, delays...)
+	require.Zero(t, rounds.Of(""))
 	back := map[string]bool{} // the exchanges behind wait queues
 	for _, q := range r.Plan.Queues {
 		if to, ok := q.Arguments["x-dead-letter-exchange"].(string); ok {

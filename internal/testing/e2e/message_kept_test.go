@@ -195,7 +195,7 @@ func TestSteeringPropertiesAreNotRepublished(t *testing.T) {
 		UserId:  "guest", Expiration: "60000", Body: []byte("steering"),
 	})
 	dead := r.DeadLetter()
-	calls.RequireGaps(t, 300*time.Millisecond, 300*time.Millisecond)
+	calls.RequireGaps(t, r.Plan, 300*time.Millisecond, 300*time.Millisecond)
 	require.Empty(t, dead.UserId)
 	require.Empty(t, dead.Expiration)
 	require.NotContains(t, dead.Headers, "CC")

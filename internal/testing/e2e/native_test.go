@@ -41,7 +41,7 @@ func (s *seen) note(msg *message.Message) int {
 	if first := middleware.StateOf(msg.Context()).FirstFailure; !first.IsZero() {
 		s.ages = append(s.ages, time.Since(first))
 	}
-	return s.Add()
+	return s.Record(msg)
 }
 
 // waited reports for each delivery whether it has passed a wait queue.
@@ -74,7 +74,7 @@ func TestNativeWaitsInItsQueue(t *testing.T) {
 	msg.Headers = amqp.Table{"colour": "red"}
 	r.Publish(msg)
 	dead := r.DeadLetter()
-	s.RequireGaps(t, 400*time.Millisecond, 800*time.Millisecond, time.Second, time.Second)
+	s.RequireGaps(t, r.Plan, 400*time.Millisecond, 800*time.Millisecond, time.Second, time.Second)
 	require.Equal(t, []int{1, 2, 3, 4, 5}, s.attempts)
 	require.Equal(t, make([]bool, 5), s.waited())
 	oldest := []time.Duration{
@@ -321,7 +321,7 @@ func TestNativeTakesNoCountOfAnotherQueue(t *testing.T) {
 	})
 	rig.RequireDead(t, r.DeadLetter(), "exhausted", "3")
 	require.Equal(t, []int{1, 2, 3}, s.attempts)
-	s.RequireGaps(t, 500*time.Millisecond, time.Second)
+	s.RequireGaps(t, r.Plan, 500*time.Millisecond, time.Second)
 	require.Equal(t, make([]bool, 3), s.waited(), "it was rejected")
 	r.RequireNothingLeft(0)
 }

@@ -69,7 +69,7 @@ func TestReturnThroughAMissingExchange(t *testing.T) {
 		rig.BlindFindings(t, rig.OpenOperator(t, r.URL), r.Plan))
 	r.Publish(amqp.Publishing{})
 	r.DeadLetter()
-	calls.RequireGaps(t, 100*time.Millisecond)
+	calls.RequireGaps(t, r.Plan, 100*time.Millisecond)
 }
 
 // A sibling sees a retry as a new message from the exchange itself.

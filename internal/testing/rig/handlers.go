@@ -2,6 +2,9 @@ package rig
 
 import (
 	"context"
+	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -12,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/passage"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -91,13 +95,22 @@ func Place() (leave func()) {
 type Timeline struct {
 	mu    sync.Mutex
 	calls []time.Time
+	came  []amqp.Delivery // by each call, empty without a message
 }
 
 // Add records a call and returns its number, 1-based.
-func (l *Timeline) Add() int {
+func (l *Timeline) Add() int { return l.add(amqp.Delivery{}) }
+
+// Record records the call for a message and returns its number, 1-based.
+func (l *Timeline) Record(msg *message.Message) int {
+	raw, _ := topology.Received(msg.Context())
+	return l.add(raw)
+}
+
+func (l *Timeline) add(raw amqp.Delivery) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.calls = append(l.calls, time.Now())
+	l.calls, l.came = append(l.calls, time.Now()), append(l.came, raw)
 	return len(l.calls)
 }
 
@@ -112,27 +125,63 @@ func (l *Timeline) All() []time.Duration {
 	return offsets
 }
 
+// Passed returns the wait queues that the message has passed before each call but the first, as
+// names with a space between. See [passage.Queues].
+func (l *Timeline) Passed() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	passed := make([]string, max(len(l.came)-1, 0))
+	for i := range passed {
+		passed[i] = strings.Join(passage.Queues(&l.came[i+1]), " ")
+	}
+	return passed
+}
+
 // Count returns the number of calls.
 func (l *Timeline) Count() int { return len(l.All()) }
 
 // Succeed is a Config.Handle that records the call and handles the message.
-func (l *Timeline) Succeed(*message.Message) error {
-	l.Add()
+func (l *Timeline) Succeed(msg *message.Message) error {
+	l.Record(msg)
 	return nil
 }
 
-// RequireGaps requires these delays between the calls. No gap is shorter by more than Grace or
-// longer by more than Ceiling.
-func (l *Timeline) RequireGaps(t testing.TB, want ...time.Duration) {
+// AwaitPassed waits for a call after each of these wait queues, named as Passed names them. It fails
+// the test at the first other one.
+func (l *Timeline) AwaitPassed(t testing.TB, want ...string) {
+	t.Helper()
+	var passed []string
+	WaitFor(t, fmt.Sprintf("%d calls", len(want)+1), func() bool {
+		passed = l.Passed()
+		n := min(len(passed), len(want))
+		return l.Count() > len(want) || !slices.Equal(passed[:n], want[:n])
+	})
+	require.Equal(t, want, passed)
+}
+
+// RequireNotEarly requires that the calls are these delays apart, and no gap shorter by more than
+// Grace. A gap may be longer: see Passed and RequireGaps.
+func (l *Timeline) RequireNotEarly(t testing.TB, delays ...time.Duration) {
 	t.Helper()
 	calls := l.All()
-	require.Len(t, calls, len(want)+1, "calls at %v", calls)
-	for i, d := range want {
-		gap := calls[i+1] - calls[i]
-		require.GreaterOrEqual(t, gap, d-Grace, "delay %d, calls at %v", i+1, calls)
-		require.LessOrEqual(t, gap, d+Ceiling, "delay %d, calls at %v", i+1, calls)
-	}
+	require.Len(t, calls, len(delays)+1, "calls at %v, by %q", calls, l.Passed())
 	t.Logf("calls at %v", calls)
+	for i, d := range delays {
+		require.GreaterOrEqual(t, calls[i+1]-calls[i], d-Grace, "delay %d, calls at %v", i+1, calls)
+	}
+}
+
+// RequireGaps requires these delays between the calls, which were recorded with their messages. It
+// does not measure how long a message waits at most: the message has passed wait queues of the plan
+// that keep it for the delay exactly. See [passage.Waited].
+func (l *Timeline) RequireGaps(t testing.TB, plan topology.Plan, delays ...time.Duration) {
+	t.Helper()
+	l.RequireNotEarly(t, delays...)
+	for i, d := range delays {
+		waited, err := passage.Waited(plan, &l.came[i+1])
+		require.NoError(t, err, "delay %d", i+1)
+		require.Equal(t, d, waited, "delay %d", i+1)
+	}
 }
 
 // Busy counts the handlers that run at once, and the calls for each message.
@@ -281,8 +330,8 @@ func FailFirst(msg *message.Message) error {
 }
 
 // Fail is a Config.Handle that records the call and fails.
-func (l *Timeline) Fail(*message.Message) error {
-	l.Add()
+func (l *Timeline) Fail(msg *message.Message) error {
+	l.Record(msg)
 	return ErrFailed
 }
 
@@ -291,15 +340,15 @@ func (l *Timeline) Fail(*message.Message) error {
 func (l *Timeline) FailFirst(msg *message.Message) error {
 	err := FailFirst(msg)
 	if err == nil {
-		l.Add()
+		l.Record(msg)
 	}
 	return err
 }
 
 // FailUntil returns a Config.Handle that records the call and fails before the nth call.
 func (l *Timeline) FailUntil(n int) func(*message.Message) error {
-	return func(*message.Message) error {
-		if l.Add() < n {
+	return func(msg *message.Message) error {
+		if l.Record(msg) < n {
 			return ErrFailed
 		}
 		return nil

@@ -22,6 +22,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/memnet"
+	"github.com/millpond-go/millpond/internal/testing/passage"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -52,6 +53,7 @@ type Config struct {
 	Policy            backoff.Policy
 	UnknownPolicy     bool // make the subscriber without ForPolicy
 	Configure         func(*wamqp.Config)
+	Rounds            *passage.Rounds // watches the service's connections, if it is set
 	ClientOptions     []topology.Option
 	SubscriberOptions []topology.SubscriberOption
 	RetryOptions      []middleware.Option
@@ -128,6 +130,9 @@ func Start(t testing.TB, c Config) *Service {
 	}
 	if c.Configure != nil {
 		c.Configure(&cfg)
+	}
+	if c.Rounds != nil {
+		c.Rounds.Watch(&cfg.Connection)
 	}
 	conn := cfg.Connection
 	conn.AmqpURI = c.PublisherURL

@@ -1,0 +1,138 @@
+package e2e_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"text/tabwriter"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/topology/topologytest"
+)
+
+// mistakeKey is the environment variable with the number of the mistake that a binary makes.
+const mistakeKey = "MILLPOND_TEST_MISTAKE"
+
+// mistakes change the index of the wait step in Plan.wayIn before the step is returned.
+var mistakes = []struct{ name, code string }{
+	{"none", ""},
+	{"the next longer queue", "i = min(i+1, len(p.WaitSteps)-1)"},
+	{"the next shorter queue, and a round too many", "i = max(i-1, 0)"},
+	{"the same in the first round alone", "if r.Delay == max(r.Asked, r.Delay) { i = max(i-1, 0) }"},
+	{"the last step for every retry", "i = len(p.WaitSteps) - 1"},
+}
+
+// judges are the five designs, each on one strategy, and the suite of package topologytest.
+var judges = []struct{ name, way string }{
+	{"outbox", "PerQueue classic"}, {"goqueue", "PerAttempt classic"}, {"shared", "Shared classic"},
+	{"adr", "PerQueue classic"}, {"block", "Shared Via classic"}, {"topologytest", "PerQueue classic"},
+}
+
+// Given a library whose messages wait in another wait queue, then each of the five designs finds
+// it, and so does the suite of package topologytest. The log ends with a table.
+func TestEachScenarioFindsTheWrongWaitQueue(t *testing.T) {
+	t.Parallel()
+	if os.Getenv(mistakeKey) != "" {
+		judge(t)
+		return
+	}
+	url, binary := testbroker.URL(t), buildMistakes(t)
+	found := make([]map[string]bool, len(mistakes)) // by judge
+	var wg sync.WaitGroup
+	for i := range mistakes {
+		wg.Go(func() {
+			cmd := exec.CommandContext(t.Context(), binary, "-test.run", "^"+t.Name()+"$", "-test.v",
+				"-test.parallel", fmt.Sprint(len(judges)), "-test.timeout", "5m")
+			cmd.Env = append(os.Environ(), "AMQP_URL="+url, fmt.Sprintf("%s=%d", mistakeKey, i))
+			out, err := cmd.CombinedOutput()
+			found[i] = map[string]bool{}
+			for _, judge := range judges {
+				said := func(verdict string) bool {
+					return strings.Contains(string(out), "--- "+verdict+": "+t.Name()+"/"+judge.name+" ")
+				}
+				found[i][judge.name] = said("FAIL")
+				assert.True(t, said("FAIL") || said("PASS"), "%s, %s (%v):\n%s", judge.name,
+					mistakes[i].name, err, out)
+			}
+			if i == 0 {
+				assert.NoError(t, err, "%s", out)
+			}
+		})
+	}
+	wg.Wait()
+	var table strings.Builder
+	w := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
+	fmt.Fprint(w, "mistake")
+	for _, judge := range judges {
+		fmt.Fprint(w, "\t", judge.name)
+	}
+	for i, mistake := range mistakes {
+		fmt.Fprint(w, "\n", mistake.name)
+		for _, judge := range judges {
+			fmt.Fprint(w, "\t", map[bool]string{true: "found", false: "passes"}[found[i][judge.name]])
+			assert.Equal(t, i > 0, found[i][judge.name], "%s: %s", judge.name, mistake.name)
+		}
+	}
+	require.NoError(t, w.Flush())
+	t.Logf("wrong wait queues:\n%s", table.String())
+}
+
+// buildMistakes builds this package with all mistakes and returns the binary. It changes no file of
+// the checkout.
+func buildMistakes(t *testing.T) (binary string) {
+	t.Helper()
+	plan, err := filepath.Abs("../../../topology/plan.go")
+	require.NoError(t, err)
+	source, err := os.ReadFile(plan)
+	require.NoError(t, err)
+	const chosen, imports = "\treturn p.WaitSteps[i], nil\n", "import (\n"
+	require.Equal(t, 1, strings.Count(string(source), chosen), "Plan.wayIn has changed")
+	var code strings.Builder
+	fmt.Fprintf(&code, "\tswitch os.Getenv(%q) {\n", mistakeKey)
+	for i, mistake := range mistakes {
+		fmt.Fprintf(&code, "\tcase \"%d\":\n\t\t%s\n", i, mistake.code)
+	}
+	mutant := strings.Replace(string(source), chosen, code.String()+"\t}\n"+chosen, 1)
+	mutant = strings.Replace(mutant, imports, imports+"\t\"os\"\n", 1)
+
+	folder := t.TempDir()
+	file, list := filepath.Join(folder, "plan.go"), filepath.Join(folder, "overlay.json")
+	require.NoError(t, os.WriteFile(file, []byte(mutant), 0o600))
+	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{plan: file}})
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(list, overlay, 0o600))
+	binary = filepath.Join(folder, "mistakes.test")
+	out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-race", "-vet=off",
+		"-ldflags=-w", "-overlay", list, "-o", binary, ".").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return binary
+}
+
+// judge runs all judges in a process that has one mistake.
+func judge(t *testing.T) {
+	t.Helper()
+	for _, judge := range judges {
+		t.Run(judge.name, func(t *testing.T) {
+			t.Parallel()
+			strategy := strategyOf(t, judge.way)
+			for _, design := range designs {
+				if design.name == judge.name {
+					design.run(t, strategy)
+					return
+				}
+			}
+			topologytest.Run(t, topologytest.Config{
+				Strategy: strategy, URL: testbroker.URL(t), Patience: rig.Patience,
+			})
+		})
+	}
+}
