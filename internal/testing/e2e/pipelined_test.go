@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
@@ -269,35 +270,29 @@ func TestNarrowPrefetchIsLoggedOnce(t *testing.T) {
 // Given a process whose copies are written and not confirmed, when it is killed, then nothing is
 // lost. As many messages come twice as copies were unconfirmed, so no more than the prefetch.
 func TestAKilledProcessLeavesAsManyDuplicatesAsWereUnconfirmed(t *testing.T) {
-	if isService(t) {
-		return
-	}
 	t.Parallel()
-	const prefetch, messages = 16, 40 // the default prefetch
-	url, queue := testbroker.URL(t), testbroker.Queue(t)
-	pub := testbroker.NewProxy(t, url)
-	pub.Tap(func(testbroker.Seen) testbroker.Fault { return testbroker.Fault{} })
-	s := startService(t, t.Name(), url, queue, servicePublisher+"="+pub.URL(), serviceAhead+"=1")
-	pub.HoldConfirms(true)
-	for i := range messages {
-		rig.Publish(t, url, "", queue, rig.Message(fmt.Sprint("fail ", i)))
-	}
-	wait := queue + ".wait.1h"
-	rig.WaitFor(t, "copies without confirms", func() bool {
-		return testbroker.Depth(t, url, wait) > 1
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+		const prefetch, messages, queue = 16, 40, "orders" // the default prefetch
+		url := broker.URL()
+		proxy := testbroker.NewProxy(t, url)
+		proxy.Tap(func(testbroker.Seen) testbroker.Fault { return testbroker.Fault{} })
+		process := rig.StartMortal(t, rig.QueueConfig(proxy.URL()), queue, 1,
+			func(*rig.Mortal, *message.Message) error { return rig.ErrFailed })
+		proxy.HoldConfirms(true)
+		for i := range messages {
+			rig.Publish(t, url, "", queue, rig.Message(fmt.Sprint(i)))
+		}
+		<-time.After(time.Second / 2)
+		unconfirmed := testbroker.Depth(t, url, queue+".wait.1s")
+		require.Greater(t, unconfirmed, 1)
+		require.LessOrEqual(t, unconfirmed, prefetch)
+		process.Die()
+		rig.AwaitDepth(t, url, queue, messages+unconfirmed) // the copies have waited
+		require.Zero(t, proxy.Live())
+		copies := map[string]int{}
+		for range messages + unconfirmed {
+			copies[string(rig.Take(t, url, queue).Body)]++
+		}
+		require.Len(t, copies, messages, "lost")
 	})
-	require.NoError(t, s.cmd.Process.Kill())
-	_ = s.cmd.Wait() // it was killed
-	rig.AwaitDepth(t, url, queue, messages)
-	rig.WaitFor(t, "the end of its connection", func() bool { return pub.Live() == 0 })
-
-	copies, unconfirmed := map[string]int{}, testbroker.Depth(t, url, wait)
-	require.LessOrEqual(t, unconfirmed, prefetch)
-	for range unconfirmed {
-		copies[string(rig.Take(t, url, wait).Body)]++
-	}
-	for range messages {
-		copies[string(rig.Take(t, url, queue).Body)]++
-	}
-	require.Len(t, copies, messages, "lost")
 }

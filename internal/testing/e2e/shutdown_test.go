@@ -2,6 +2,9 @@ package e2e_test
 
 import (
 	"cmp"
+	"context"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -219,20 +222,17 @@ func (s *nightly) awaitAll(restarts int) {
 	})
 }
 
-// closeLimit is how long a service may take to end on a busy machine: its drain or confirm
-// timeout, and the goodbyes.
-const closeLimit = 25 * time.Second
-
-// sigterm is a case of SIGTERM for a service at work.
+// sigterm is a case of SIGTERM, with which Watermill's SignalsHandler closes the router.
 type sigterm struct {
-	body string
-	env  []string
+	body                          string
+	confirm, drain, closes, ahead bool // short timeouts; a copy is on its way behind the next handler
+	cancels                       bool // SIGTERM cancels Run's context instead
 	// at finds the frame before which the publishing connection is frozen.
 	at func(testbroker.Seen) bool
 	// unreachable: there is no connection to publish on when the handler fails.
 	unreachable bool
 	// before waits for the moment of the signal, after for the service's next step.
-	before, after   func(s *service, sub, pub *testbroker.Proxy)
+	before, after   func(w *worker)
 	queued, waiting int // messages in the queue and in the wait queue afterwards
 	unsure          int // copies that the broker may have got beside the waiting ones
 	// both: the message behind it is handled, too. Default: no handler receives it.
@@ -240,15 +240,59 @@ type sigterm struct {
 	behind string // the message behind it, if both
 }
 
+// worker is a service whose handlers tell what they do.
+type worker struct {
+	*rig.Service
+	sub, pub *testbroker.Proxy
+	closing  chan struct{} // closed when the router begins to close
+	mu       sync.Mutex
+	told     []string
+}
+
+func (w *worker) tell(line, body string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.told = append(w.told, line+" "+body)
+}
+
+func (w *worker) await(line string) {
+	w.T.Helper()
+	rig.WaitFor(w.T, line, func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return slices.Contains(w.told, line)
+	})
+}
+
+// handle handles a message as its body asks.
+func (w *worker) handle(msg *message.Message) error {
+	body := string(msg.Payload)
+	w.tell("handling", body)
+	begun := w.closing
+	switch {
+	case strings.HasPrefix(body, "fail"):
+		return rig.ErrFailed
+	case body == "stuck":
+		begun = nil
+	}
+	select {
+	case <-begun:
+		<-time.After(500 * time.Millisecond)
+		w.tell("handled", body)
+	case <-msg.Context().Done():
+		w.tell("interrupted", body)
+	}
+	return msg.Context().Err()
+}
+
 func isHeader(seen testbroker.Seen) bool  { return seen.Up && seen.Kind() == frame.KindHeader }
 func isConfirm(seen testbroker.Seen) bool { return !seen.Up && seen.Method() == frame.BasicAck }
 
-// says waits for a line of the service's output.
-func says(line string) func(*service, *testbroker.Proxy, *testbroker.Proxy) {
-	return func(s *service, _, _ *testbroker.Proxy) { s.await(line) }
-}
+// says waits for a handler's word.
+func says(line string) func(*worker) { return func(w *worker) { w.await(line) } }
 
-func thawPublisher(_ *service, _, pub *testbroker.Proxy) { pub.Freeze(false) }
+func holds(w *worker)         { w.AwaitLine("holding it") }
+func thawPublisher(w *worker) { w.pub.Freeze(false) }
 
 // cutOff makes the broker unreachable.
 func cutOff(p *testbroker.Proxy) {
@@ -257,27 +301,19 @@ func cutOff(p *testbroker.Proxy) {
 }
 
 var sigterms = map[string]sigterm{
-	"handling, which ends in time": {
-		body:  "slow",
-		after: says("handled slow"),
-	},
+	"handling, which ends in time": {body: "slow", after: says("handled slow")},
 	"handling, longer than the drain": {
-		body: "stuck", env: []string{serviceDrain + "=500ms"},
-		after:  says("interrupted stuck"),
-		queued: 1,
+		body: "stuck", drain: true, after: says("interrupted stuck"), queued: 1,
 	},
 	"handling, longer than the router waits": {
-		body: "slow", env: []string{serviceClose + "=200ms"},
-		after: says("handled slow"),
+		body: "slow", closes: true, after: says("handled slow"),
 	},
 	"handling, longer than router and drain": {
-		body: "stuck", env: []string{serviceClose + "=200ms", serviceDrain + "=1s"},
-		after:  says("interrupted stuck"),
-		queued: 1,
+		body: "stuck", closes: true, drain: true, after: says("interrupted stuck"), queued: 1,
 	},
 	"handling, while nothing answers": {
-		body: "slow", env: []string{serviceDrain + "=5s"},
-		before: func(_ *service, sub, pub *testbroker.Proxy) { sub.Blackhole(true); pub.Blackhole(true) },
+		body:   "slow",
+		before: func(w *worker) { w.sub.Blackhole(true); w.pub.Blackhole(true) },
 		after:  says("handled slow"),
 		queued: 1, // its ack did not arrive
 	},
@@ -288,74 +324,58 @@ var sigterms = map[string]sigterm{
 		body: "fail", at: isConfirm, after: thawPublisher, waiting: 1,
 	},
 	"waiting for the confirm, which does not come": {
-		body: "fail", at: isConfirm, env: []string{serviceConfirm + "=1s"}, queued: 1, waiting: 1,
+		body: "fail", at: isConfirm, confirm: true, queued: 1, waiting: 1,
 	},
 	"waiting for two confirms, which come": {
-		body: "fail", at: isConfirm, after: thawPublisher, waiting: 2,
-		env: []string{serviceAhead + "=1"}, both: true,
+		body: "fail", at: isConfirm, after: thawPublisher, waiting: 2, ahead: true, both: true,
 		before: says("handling fail behind it"),
 	},
 	"waiting for two confirms, which do not come": {
-		body: "fail", at: isConfirm, env: []string{serviceConfirm + "=1s", serviceAhead + "=1"},
-		both: true, queued: 2, waiting: 1, unsure: 1,
-		before: says("handling fail behind it"),
+		body: "fail", at: isConfirm, confirm: true, ahead: true, both: true,
+		queued: 2, waiting: 1, unsure: 1, before: says("handling fail behind it"),
 	},
 	"waiting for a confirm, while the next handler runs": {
-		body: "fail", behind: "slow", at: isConfirm, env: []string{serviceAhead + "=1"}, both: true,
-		before: says("handling slow"),
-		after: func(s *service, _, pub *testbroker.Proxy) {
-			s.await("handled slow")
-			pub.Freeze(false)
-		},
+		body: "fail", behind: "slow", at: isConfirm, ahead: true, both: true,
+		before:  says("handling slow"),
+		after:   func(w *worker) { w.await("handled slow"); w.pub.Freeze(false) },
 		waiting: 1,
 	},
 	"holding, as there is no connection to publish on": {
-		body: "fail", env: []string{serviceConfirm + "=1s"}, unreachable: true,
-		before: says("holding"),
-		queued: 1,
+		body: "fail", confirm: true, unreachable: true, before: holds, queued: 1,
 	},
 	"holding, and then the broker is away": {
-		body: "fail", env: []string{serviceConfirm + "=1s"}, unreachable: true,
-		before: func(s *service, sub, _ *testbroker.Proxy) { s.await("holding"); cutOff(sub) },
-		queued: 1,
+		body: "fail", confirm: true, unreachable: true,
+		before: func(w *worker) { holds(w); cutOff(w.sub) }, queued: 1,
 	},
 	"Run's context is cancelled while handling": {
-		body: "slow", env: []string{serviceCancels + "=1"},
-		after: says("handled slow"),
+		body: "slow", cancels: true, after: says("handled slow"),
 	},
 	"Run's context is cancelled while waiting for the confirm": {
-		body: "fail", env: []string{serviceCancels + "=1"},
-		at: isConfirm, after: thawPublisher, waiting: 1,
+		body: "fail", cancels: true, at: isConfirm, after: thawPublisher, waiting: 1,
 	},
 }
 
 // Given a service at any step of its work, when it gets SIGTERM, then no message is lost, and no
-// attempt is spent. It ends in time and leaves no goroutine and no connection.
+// attempt is spent. It ends within a drain, a confirm timeout and the goodbyes. It leaves no
+// goroutine, which its bubble of virtual time would report, and no connection.
 func TestSIGTERMAtEveryStep(t *testing.T) {
-	if isService(t) {
-		return
-	}
 	t.Parallel()
-	url := testbroker.URL(t)
-	slots := make(chan struct{}, 6) // processes at once
-	var all sync.WaitGroup
 	for name, c := range sigterms {
-		slots <- struct{}{}
-		all.Go(func() {
-			defer func() { <-slots }()
-			t.Run(name, func(t *testing.T) { c.run(t, url) })
-		})
+		t.Run(name, func(t *testing.T) { rig.Virtually(t, c.run) })
 	}
-	all.Wait()
 }
 
-func (c sigterm) run(t *testing.T, url string) {
-	queue := testbroker.Queue(t)
-	sub, pub := testbroker.NewProxy(t, url), testbroker.NewProxy(t, url)
+func (c sigterm) run(t *testing.T, broker *peer.Server) {
+	const queue = "orders"
+	url := broker.URL()
+	w := &worker{
+		sub: testbroker.NewProxy(t, url), pub: testbroker.NewProxy(t, url),
+		closing: make(chan struct{}),
+	}
 	frozen := make(chan struct{})
 	if c.at != nil {
 		var once sync.Once
-		pub.Tap(func(seen testbroker.Seen) (f testbroker.Fault) {
+		w.pub.Tap(func(seen testbroker.Seen) (f testbroker.Fault) {
 			if c.at(seen) {
 				once.Do(func() { f.Kind = testbroker.Frozen; close(frozen) })
 			}
@@ -364,31 +384,63 @@ func (c sigterm) run(t *testing.T, url string) {
 	} else {
 		close(frozen)
 	}
-	s := startService(t, "TestSIGTERMAtEveryStep", sub.URL(), queue,
-		append(c.env, servicePublisher+"="+pub.URL())...)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	config := rig.Config{
+		URL: w.sub.URL(), PublisherURL: w.pub.URL(), Queue: queue, Keep: true, Context: ctx,
+		Policy:    backoff.List{time.Hour},
+		Configure: func(cfg *wamqp.Config) { rig.QuorumQueue(cfg); rig.QuickReconnect(cfg) },
+		Handle:    w.handle,
+	}
+	if c.confirm {
+		config.ClientOptions = []topology.Option{topology.WithConfirmTimeout(time.Second)}
+	}
+	if c.drain {
+		config.SubscriberOptions = append(config.SubscriberOptions,
+			topology.WithDrainTimeout(time.Second/2))
+	}
+	if !c.ahead {
+		config.SubscriberOptions = append(config.SubscriberOptions, topology.WithPrefetch(1))
+	}
+	if c.closes {
+		config.RouterConfig.CloseTimeout = 200 * time.Millisecond
+	}
+	w.Service = rig.Start(t, config)
 	if c.unreachable {
-		cutOff(pub)
+		cutOff(w.pub)
 	}
 	rig.Publish(t, url, "", queue, rig.Message(c.body))
 	if c.both { // both are there before the confirm of the first could be late
 		rig.Publish(t, url, "", queue, rig.Message(cmp.Or(c.behind, "fail behind it")))
 	}
-	s.await("handling " + c.body)
+	w.await("handling " + c.body)
 	if !c.both {
 		rig.Publish(t, url, "", queue, rig.Message("behind it"))
 	}
-	rig.Await(t, frozen)
+	<-frozen
 	if c.before != nil {
-		c.before(s, sub, pub)
+		c.before(w)
 	}
 	begun := time.Now()
-	s.terminate()
-	if c.after != nil {
-		c.after(s, sub, pub)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if c.cancels {
+			cancel()
+			rig.WaitFor(t, "the end of Run", func() bool { return w.Logs.Said("Router closed") > 0 })
+		}
+		w.Stop()
+	}()
+	if !c.cancels { // else the router closes once its handlers have ended
+		w.AwaitLine("Closing router")
 	}
-	s.end()
-	require.Less(t, time.Since(begun), closeLimit)
-	for _, p := range []*testbroker.Proxy{sub, pub} {
+	close(w.closing)
+	if c.after != nil {
+		c.after(w)
+	}
+	<-ended
+	require.LessOrEqual(t, time.Since(begun), 40*time.Second)
+	for _, p := range []*testbroker.Proxy{w.sub, w.pub} {
 		p.Freeze(false)
 		p.Blackhole(false)
 		rig.WaitFor(t, "the end of the service's connections", func() bool { return p.Live() == 0 })

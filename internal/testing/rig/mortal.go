@@ -17,6 +17,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/frame"
+	"github.com/millpond-go/millpond/internal/testing/memnet"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -92,7 +93,7 @@ func StartMortalWith(
 }
 
 func (m *Mortal) dial(network, address string) (net.Conn, error) {
-	conn, err := net.DialTimeout(network, address, 10*time.Second)
+	conn, err := memnet.Dial(network, address)
 	if err != nil {
 		return nil, err
 	}

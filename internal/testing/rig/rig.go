@@ -63,6 +63,7 @@ type Config struct {
 	Publisher    message.Publisher            // of the messages that Handler produces
 	PublishTopic string
 	RouterConfig message.RouterConfig
+	Context      context.Context             // of the router's Run; default: Background
 	Outer        []message.HandlerMiddleware // outside DelayedRetry, the first outermost
 	Inner        []message.HandlerMiddleware // inside DelayedRetry, the first outermost
 	Verbose      bool                        // keep debug and trace lines of the log, too
@@ -82,6 +83,9 @@ func (c Config) withDefaults(t testing.TB) Config {
 	}
 	if c.Queue == "" {
 		c.Queue = testbroker.Queue(t)
+	}
+	if c.Context == nil {
+		c.Context = context.Background()
 	}
 	if c.Strategy == nil {
 		c.Strategy = topology.PerQueue{}
@@ -155,16 +159,18 @@ func Start(t testing.TB, c Config) *Service {
 			return err
 		})
 	}
-	s.run()
+	s.run(c)
 	return s
 }
 
 // run runs the router and arranges the end of the service.
-func (s *Service) run() {
+func (s *Service) run(c Config) {
 	s.T.Helper()
-	ended := Run(s.T, s.router)
+	ended := runUntil(c.Context, s.T, s.router)
 	s.Stop = sync.OnceFunc(func() {
-		require.NoError(s.T, s.router.Close())
+		if err := s.router.Close(); c.RouterConfig.CloseTimeout == 0 {
+			require.NoError(s.T, err)
+		}
 		require.NoError(s.T, s.Client.Close())
 		require.NoError(s.T, <-ended)
 	})
@@ -202,8 +208,13 @@ type Runner interface {
 // router's error when it ends.
 func Run(t testing.TB, router Runner) (ended <-chan error) {
 	t.Helper()
+	return runUntil(context.Background(), t, router)
+}
+
+func runUntil(ctx context.Context, t testing.TB, router Runner) (ended <-chan error) {
+	t.Helper()
 	over := make(chan error, 1)
-	go func() { over <- router.Run(context.Background()) }()
+	go func() { over <- router.Run(ctx) }()
 	select {
 	case <-router.Running():
 	case err := <-over:
