@@ -169,9 +169,16 @@ const quickStart = `
 	end,
 	code:ensure_modules_loaded(lists:append([M || {_, M} <- Modules(Modules, rabbit, [])])).`
 
+// fewProcesses is the size of Erlang's table of processes in a node for tests. RabbitMQ's own is
+// eight times as large, and Erlang writes all of it at the start.
+const fewProcesses = "RABBITMQ_MAX_NUMBER_OF_PROCESSES=131072"
+
 // serverEnv returns the environment of the node's server.
 func (l layout) serverEnv() []string {
 	env := l.env()
+	if l.schedulers == 1 {
+		env = append(env, fewProcesses)
+	}
 	if version, err := l.in.version(); err == nil && strings.HasPrefix(version, "3.10.") {
 		code := strings.Join(strings.Fields(quickStart), " ")
 		env = append(env, fmt.Sprintf("ERL_AFLAGS=%s -eval '%s'", l.everyErlang(), code))
