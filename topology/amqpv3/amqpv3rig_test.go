@@ -47,7 +47,8 @@ func run(
 	calls := make(chan rig.Arrival, 10)
 	router.AddConsumerHandler("handler", topic, sub, func(msg *message.Message) error {
 		attempt := middleware.Attempt(msg.Context())
-		calls <- rig.Arrival{At: time.Now(), Msg: msg.Copy(), Attempt: attempt}
+		raw, _ := topology.Received(msg.Context())
+		calls <- rig.Arrival{At: time.Now(), Msg: msg.Copy(), Attempt: attempt, Raw: raw}
 		return handler(msg)
 	})
 	ended := rig.Run(t, router)

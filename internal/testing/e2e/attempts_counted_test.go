@@ -108,9 +108,8 @@ func goqueueRow(t *testing.T, strategy topology.Strategy) {
 		URL: url, Queue: queue, Strategy: strategy, Policy: policy, Configure: rig.Prefetch(20),
 		Rounds: &rounds,
 		Handle: func(msg *message.Message) error {
-			body := string(msg.Payload)
-			calls[body].Record(msg)
-			return errs[body]
+			calls[string(msg.Payload)].Record(msg)
+			return errs[string(msg.Payload)]
 		},
 	})
 	for body := range want {

@@ -33,8 +33,12 @@ var mistakes = []struct{ name, code string }{
 
 // judges are the five designs, each on one strategy, and the suite of package topologytest.
 var judges = []struct{ name, way string }{
-	{"outbox", "PerQueue classic"}, {"goqueue", "PerAttempt classic"}, {"shared", "Shared classic"},
-	{"adr", "PerQueue classic"}, {"block", "Shared Via classic"}, {"topologytest", "PerQueue classic"},
+	{"outbox", "PerQueue classic"},
+	{"goqueue", "PerAttempt classic"},
+	{"shared", "Shared classic"},
+	{"adr", "PerQueue classic"},
+	{"block", "Shared Via classic"},
+	{"topologytest", "PerQueue classic"},
 }
 
 // Given a library whose messages wait in another wait queue, then each of the five designs finds

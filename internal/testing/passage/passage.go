@@ -65,7 +65,7 @@ func Waited(p topology.Plan, d *amqp.Delivery) (waited time.Duration, err error)
 	})
 	if delay, ok := audit.WholeNumber(d.Headers["x-delay"]); ok && plugin {
 		// The plugin turns the sign when the message is due.
-		return max(time.Duration(delay), time.Duration(-delay)) * time.Millisecond, nil
+		return time.Duration(max(delay, -delay)) * time.Millisecond, nil
 	}
 	for _, name := range Queues(d) {
 		i := slices.IndexFunc(p.Queues, func(q topology.Queue) bool { return q.Name == name })

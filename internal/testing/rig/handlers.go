@@ -146,8 +146,8 @@ func (l *Timeline) Succeed(msg *message.Message) error {
 	return nil
 }
 
-// AwaitPassed waits for a call after each of these wait queues, named as Passed names them. It fails
-// the test at the first other one.
+// AwaitPassed waits for a call after each of these wait queues, named as Passed names them. It
+// fails the test at the first other one.
 func (l *Timeline) AwaitPassed(t testing.TB, want ...string) {
 	t.Helper()
 	var passed []string

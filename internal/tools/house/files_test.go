@@ -87,7 +87,8 @@ var library = map[string][]string{
 	"topology/amqpv3": {module + "/topology", watermill, wamqp, wamqp3, amqp091},
 	"topology/topologytest": {
 		"testing", module + "/backoff", module + "/middleware", module + "/middleware/header",
-		module + "/topology", watermill + "/…", wamqp, amqp091,
+		module + "/topology", module + "/internal/ladder", module + "/internal/testing/passage",
+		watermill + "/…", wamqp, amqp091,
 	},
 	"topology/operate": {
 		module + "/middleware", module + "/middleware/header", module + "/topology",
@@ -141,6 +142,12 @@ var internals = map[string][]string{
 	"internal/scan":       {amqp091},
 	"internal/link":       {module + "/internal/wire", watermill, amqp091},
 	"internal/publisher":  {module + "/internal/link", module + "/internal/wire", amqp091},
+	// topologytest is for tests.
+	"internal/testing/frame": nil,
+	"internal/testing/passage": {
+		module + "/internal/audit", module + "/internal/testing/frame", module + "/middleware/header",
+		module + "/topology", wamqp, amqp091,
+	},
 }
 
 // alone are packages that only one file of a package imports, so that another version of them needs
