@@ -43,22 +43,6 @@ func TestConfirmThatNeverComes(t *testing.T) {
 	})
 }
 
-// A broker that is gone silently is noticed, although it closes nothing.
-func TestConnectionThatAnswersNothingIsGivenUp(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		p := behindProxy(t, 500*time.Millisecond)
-		p.recovers()
-		dials := p.proxy.Connections()
-		p.proxy.Blackhole(true)
-		assert.ErrorIs(t, p.say("lost"), publisher.ErrUnknown)
-		testbroker.WaitFor(t, "a new dial", 5*time.Second, func() bool {
-			return p.proxy.Connections() > dials
-		})
-		assert.Error(t, p.Healthy())
-	})
-}
-
 // The confirm comes after its call has ended. The channel is not used again. The connection, which
 // answers, is.
 func TestChannelIsNotUsedAfterATimeout(t *testing.T) {

@@ -308,33 +308,3 @@ func TestDeadLetterMovedBackStartsAtAttemptOne(t *testing.T) {
 		}
 	}
 }
-
-// Given two queues on one topic exchange, when a message of one fails, then only that queue sees
-// the retries. The original exchange and routing key are readable on every attempt (T3).
-func TestRetryReturnsToItsOwnQueueOnly(t *testing.T) {
-	t.Parallel()
-	url, exchange := testbroker.URL(t), rig.TopicExchange(t)
-	var failing, fine rig.Timeline
-	config := rig.Config{
-		URL: url, Configure: rig.OnTopic(exchange, "order.#"), Policy: rig.Quickly(3),
-		Handle: fine.Succeed,
-	}
-	rig.Start(t, config)
-	keys := make(chan string, 10)
-	config.Handle = func(msg *message.Message) error {
-		state := middleware.StateOf(msg.Context())
-		exchange, key := state.OriginExchange, state.OriginRoutingKey
-		keys <- exchange + " " + key
-		if failing.Add() < 4 {
-			return rig.ErrFailed
-		}
-		return nil
-	}
-	rig.Start(t, config)
-	rig.Publish(t, url, exchange, "order.created.eu", rig.Message("both"))
-	rig.WaitFor(t, "the fourth attempt", func() bool { return failing.Count() == 4 })
-	for range 4 {
-		require.Equal(t, exchange+" order.created.eu", <-keys)
-	}
-	require.Equal(t, 1, fine.Count())
-}

@@ -30,43 +30,6 @@ const (
 	willBeRetried = "Message will be retried"
 )
 
-// Given a delay a little shorter than a wait step, then it takes that step. A delay longer than
-// every wait step waits in rounds, which cost no attempt (P7).
-func TestDelayWithoutAWaitStep(t *testing.T) {
-	t.Parallel()
-	const ms = time.Millisecond
-	short := rig.Levels(t, topology.Quorum)
-	short.Max = 1500 * ms // 100 to 800 ms
-	type testCase struct {
-		strategy topology.Strategy
-		policy   backoff.Policy
-		gaps     []time.Duration
-	}
-	rig.Each(t, map[string]testCase{
-		"levels": {short, backoff.List{3500 * ms}, []time.Duration{3500 * ms}},
-		"per queue": {
-			topology.PerQueue{WaitSteps: []time.Duration{200 * ms, time.Second}},
-			rig.UnlistedDelays(3500*ms, 300*ms),
-			// Four rounds and one. A round that is late makes the rest shorter.
-			[]time.Duration{3500 * ms, time.Second},
-		},
-	}, func(t *testing.T, c testCase) {
-		var calls rig.Timeline
-		attempts := make(chan int, 10)
-		r := rig.Start(t, rig.Config{
-			Strategy: c.strategy, Policy: c.policy,
-			Handle: func(msg *message.Message) error {
-				attempts <- middleware.Attempt(msg.Context())
-				return calls.Fail(msg)
-			},
-		})
-		r.Send("far")
-		r.DeadLetter()
-		calls.RequireNotEarly(t, c.gaps...)
-		rig.AwaitAttempts(t, attempts, []int{1, 2, 3}[:len(c.gaps)+1]...)
-	})
-}
-
 // A snooze spends no attempt, however often, and also if it is longer than every wait step (C6).
 func TestSnoozeSpendsNoAttempt(t *testing.T) {
 	t.Parallel()

@@ -351,7 +351,7 @@ func TestConsumerTimeoutIsLearned(t *testing.T) {
 }
 
 // Given a publishing connection that passes nothing for 25 minutes, then the message is held, with
-// at most two tries a second. It costs no attempt, and afterwards the queue goes on by itself (C14).
+// at most two tries a second. It costs no attempt, and the queue goes on by itself (C14).
 func TestBlackholedPublisherHoldsTheMessage(t *testing.T) {
 	t.Parallel()
 	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {

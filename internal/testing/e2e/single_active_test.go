@@ -4,7 +4,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -185,61 +184,6 @@ func TestACancelLetsTheNextConsumerOvertake(t *testing.T) {
 	require.Equal(t, "1-40", second.take(40))
 }
 
-// Given a consumer without a prefetch, then a quorum queue sends it 2000 messages; with a prefetch
-// of 65535 it sends as many (F51).
-func TestPrefetchZeroIsTwoThousand(t *testing.T) {
-	t.Parallel()
-	l := newLine(t, testbroker.URL(t), 2500)
-	unlimited := l.join(0)
-	require.Equal(t, "1-2000", unlimited.take(2000))
-	unlimited.requireNoMore(l, 500)
-	most := l.join(65535)
-	require.NoError(t, unlimited.ch.Close())
-	require.Equal(t, "1-2500", most.take(2500))
-}
-
-// Given two held messages, when one of them is given back and comes again, then the consumer
-// timeout of the other ends the consumer all the same (F52).
-func TestEachHeldMessageHasItsOwnTimeout(t *testing.T) {
-	t.Parallel()
-	const timeout = 4 * time.Second
-	node := testbroker.Private(t, testbroker.WithConsumerTimeout(timeout, timeout/16))
-	held := func(messages int) time.Duration {
-		l := newLine(t, node.URL(), messages)
-		first := l.join(10)
-		first.take(messages)
-		begun := time.Now()
-		next := l.join(10)
-		rest(t, timeout*5/8)
-		require.NoError(t, first.held[0].Nack(false, true))
-		require.Equal(t, "1", first.take(1), "its clock begins anew")
-		next.take(1)
-		return time.Since(begun)
-	}
-	require.Greater(t, held(1), timeout*3/2, "alone")
-	require.Less(t, held(2), timeout*3/2, "beside a message that is held")
-}
-
-// Given messages that are held for longer than the consumer timeout, and younger ones, then the
-// next consumer gets them in order. From 4.3 on it gets only the old ones, then the messages that
-// were never delivered, and the young ones after their own timeout (F52).
-func TestAConsumerTimeoutCanBreakTheOrder(t *testing.T) {
-	t.Parallel()
-	const timeout = 4 * time.Second
-	node := testbroker.Private(t, testbroker.WithConsumerTimeout(timeout, timeout/16))
-	l := newLine(t, node.URL(), 5)
-	first := l.join(10)
-	require.Equal(t, "1-5", first.take(5))
-	rest(t, timeout/2)
-	l.publish(6, 20)
-	require.Equal(t, "6-10", first.take(5))
-	want := "1-20"
-	if strings.HasPrefix(node.Version(), "4.3") {
-		want = "1-5 11-20 6-10"
-	}
-	require.Equal(t, want, l.join(50).take(20))
-}
-
 // Given a cluster and a consumer that holds messages, when its node loses the links to the other
 // nodes for a moment, then the next consumer gets the messages. The first is not told, its acks
 // remove nothing, and it gets them again, when the next consumer ends. From 4.3 on the first one
@@ -265,12 +209,4 @@ func TestAConsumerIsNotToldThatItLostItsQueue(t *testing.T) {
 	require.NoError(t, next.ch.Close())
 	require.Equal(t, "1-50", first.take(50))
 	require.False(t, first.ch.IsClosed())
-}
-
-// rest waits, because the broker's clock counts the time.
-func rest(t *testing.T, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-t.Context().Done():
-	}
 }

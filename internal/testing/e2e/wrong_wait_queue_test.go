@@ -27,7 +27,6 @@ var mistakes = []struct{ name, code string }{
 	{"none", ""},
 	{"the next longer queue", "i = min(i+1, len(p.WaitSteps)-1)"},
 	{"the next shorter queue, and a round too many", "i = max(i-1, 0)"},
-	{"the same in the first round alone", "if r.Delay == max(r.Asked, r.Delay) { i = max(i-1, 0) }"},
 	{"the last step for every retry", "i = len(p.WaitSteps) - 1"},
 }
 

@@ -168,7 +168,8 @@ func (p *play) confirms() {
 	returns := ch.NotifyReturn(make(chan amqp.Return, 1))
 	confirms := ch.NotifyPublish(make(chan amqp.Confirmation, 1))
 	for _, key := range []string{p.queue + ".missing", p.queue} {
-		require.NoError(p.t, ch.PublishWithContext(p.t.Context(), "", key, true, false, amqp.Publishing{Body: []byte("f")}))
+		msg := amqp.Publishing{Body: []byte("f")}
+		require.NoError(p.t, ch.PublishWithContext(p.t.Context(), "", key, true, false, msg))
 		c := <-confirms
 		p.note("publish %d confirmed: %v", c.DeliveryTag, c.Ack)
 		select {

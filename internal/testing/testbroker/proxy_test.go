@@ -161,15 +161,6 @@ func TestProxyBlackholeHidesThatAPeerHungUp(t *testing.T) {
 	ended(t, conn)
 }
 
-func TestProxyToAMissingTargetClosesTheConnection(t *testing.T) {
-	t.Parallel()
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	require.NoError(t, err)
-	require.NoError(t, l.Close())
-	p := testbroker.NewProxy(t, "amqp://"+l.Addr().String()+"/")
-	ended(t, dialProxy(t, p))
-}
-
 // It is not parallel, because goroutines of other tests would count.
 func TestProxyLeavesNoGoroutine(t *testing.T) {
 	before := goleak.IgnoreCurrent()
