@@ -97,26 +97,10 @@ func (i *incident) look(cause, causes string) {
 	i.await(`location.search.includes("group=")`)
 }
 
-// open presses a link until the page has the element that comes after it, as a person does: a page
-// that loads itself again in that moment takes the click away.
-func (i *incident) open(name, after string) {
-	i.t.Helper()
-	for range 3 {
-		i.press(name)
-		for range 200 {
-			if eval[bool](i.tab, "!!"+find(after)) {
-				return
-			}
-			i.pause()
-		}
-	}
-	i.seek(after)
-}
-
 // replay replays the chosen letters, confirms that, and waits for the end.
 func (i *incident) replay(words string, fields ...string) {
 	i.t.Helper()
-	i.open("Act on these messages", "Rehearse the replay")
+	i.press("Act on these messages")
 	for n := 0; n < len(fields); n += 2 {
 		i.fill(fields[n], fields[n+1])
 	}

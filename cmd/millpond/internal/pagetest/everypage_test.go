@@ -29,6 +29,7 @@ func TestPage(t *testing.T) {
 		{"hostile texts", hostileTexts},
 		{"hostile certificate", hostileCertificate},
 		{"numbers move", numbersMove},
+		{"clicks count", clicksCount},
 		{"without scripts", withoutScripts},
 		{"two pages", twoPages},
 		{"killed", killed},

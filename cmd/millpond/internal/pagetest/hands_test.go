@@ -46,10 +46,11 @@ func (m mouse) press(name string) {
 	m.t.Helper()
 	m.seek(name)
 	var at []float64
+	// While a look is under way the page is about to load itself again, and everything moves.
 	testbroker.WaitFor(m.t, name+" to stand still", patience, func() bool {
 		at = eval[[]float64](m.tab, fmt.Sprintf(`(() => {
 			const e = %s;
-			if (!e) return [];
+			if (!e || document.querySelector(".box[data-live]")) return [];
 			e.scrollIntoView({block: "center"});
 			const box = e.getClientRects()[0], x = box.x + box.width / 2, y = box.y + box.height / 2;
 			const top = document.elementFromPoint(x, y);

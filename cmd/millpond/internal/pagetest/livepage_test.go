@@ -26,7 +26,10 @@ type proxy struct {
 	streams atomic.Int64
 }
 
-func newProxy(t *testing.T, site string) *proxy {
+// newProxy makes a proxy that answers by itself what answer answers; nil for nothing.
+func newProxy(
+	t *testing.T, site string, answer func(http.ResponseWriter, *http.Request) bool,
+) *proxy {
 	t.Helper()
 	to, err := url.Parse(site)
 	require.NoError(t, err)
@@ -42,7 +45,9 @@ func newProxy(t *testing.T, site string) *proxy {
 			p.streams.Add(1)
 			defer p.streams.Add(-1)
 		}
-		pass.ServeHTTP(w, r)
+		if answer == nil || !answer(w, r) {
+			pass.ServeHTTP(w, r)
+		}
 	}))
 	t.Cleanup(func() {
 		front.CloseClientConnections()
@@ -84,7 +89,7 @@ func numbersMove(t *testing.T, y *yard) {
 	h := y.newHouse(t)
 	h.crowd(14) // none waits in Levels, where a message changes its wait queue by itself
 	h.open()
-	front := newProxy(t, h.server.site)
+	front := newProxy(t, h.server.site, nil)
 	b := openTab(t, h.chromium, front.site)
 	call(b, page.AddScriptToEvaluateOnNewDocument,
 		page.AddScriptToEvaluateOnNewDocumentParams{Source: shifts})
@@ -119,6 +124,46 @@ func numbersMove(t *testing.T, y *yard) {
 	b.see("The connection to the server is lost")
 	b.await(`parseInt(document.querySelector("time.ago").innerText) >= 3`)
 	b.shot("lost")
+}
+
+// Given a link whose answer is under way, when a look ends, for which the page loads itself again,
+// then the person comes to where the link leads.
+func clicksCount(t *testing.T, y *yard) {
+	h := y.newHouse(t)
+	h.open()
+	asked, ended, pages := make(chan bool, 9), make(chan bool), make(chan bool)
+	b := openTab(t, h.chromium, newProxy(t, h.server.site,
+		func(w http.ResponseWriter, r *http.Request) bool {
+			switch r.URL.Path {
+			case "/events":
+				w.Header().Set("Content-Type", "text/event-stream")
+				_ = http.NewResponseController(w).Flush()
+				select {
+				case <-ended:
+					_, _ = io.WriteString(w, "event: running\ndata: <p data-reload></p>\n\n")
+				case <-r.Context().Done():
+					asked <- true // nothing can make this page load again
+				}
+				return true
+			case "/stranded":
+				asked <- true
+				<-pages
+			case "/":
+				asked <- true
+			}
+			return false
+		}).site)
+	b.visit("/")
+	<-asked
+	mouse{b}.press("Stranded")
+	<-asked // for the next page
+	select {
+	case ended <- true:
+		<-asked // for this page, again
+	case <-asked:
+	}
+	close(pages)
+	b.await(`location.pathname === "/stranded"`)
 }
 
 // Without scripts every page for reading works: links, filters, looks.

@@ -61,6 +61,13 @@ for (const [name, down] of [["pointerdown", true], ["pointerup", false], ["point
   });
 }
 
+// A page that loads itself again while the answer to a click is under way would drop that answer.
+addEventListener("beforeunload", () => {
+  late.clear();
+  disconnect();
+  setTimeout(connect, 60000); // the person has stopped it, or it was a download
+});
+
 function release() {
   if (held) return;
   for (const [part, html] of late) put(part, html);
