@@ -203,15 +203,19 @@ func (s *Subscription) release(c *consumer, unbegun []arrival) {
 				rest <- arrival{raw: raw, at: time.Now()}
 			}
 		}()
-		s.putAllBack(c, rest)
+		back := s.putAllBack(c, rest)
+		goodbye := func() {
+			<-back
+			_ = c.ch.Close()
+		}
 		if c.ended && !c.NackCounts && s.exists(c.conn) {
 			// A quorum queue of RabbitMQ 4.3 has ended its consumer at the consumer timeout and
 			// delivers everything again. A late ack would confuse it (F33).
-			within(goodbyeTimeout, func() { _ = c.ch.Close() })
+			within(goodbyeTimeout, goodbye)
 		}
 		c.inFlight.Wait()
 		c.flushAcks()
-		within(goodbyeTimeout, func() { _ = c.ch.Close() })
+		within(goodbyeTimeout, goodbye)
 	}()
 }
 
@@ -228,8 +232,9 @@ func (s *Subscription) exists(conn *link.Conn) bool {
 }
 
 // putAllBack gives back deliveries that have not begun, all at the same time. If the broker
-// does not answer the cancel in time, it has the deliveries back when the channel ends.
-func (s *Subscription) putAllBack(c *consumer, rest <-chan arrival) {
+// does not answer the cancel in time, it returns, and goes on until the broker does. back is closed
+// at the end of that: the broker ends the connection at a nack after the goodbye of its channel.
+func (s *Subscription) putAllBack(c *consumer, rest <-chan arrival) (back <-chan struct{}) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	limit := time.After(goodbyeTimeout)
@@ -237,7 +242,7 @@ func (s *Subscription) putAllBack(c *consumer, rest <-chan arrival) {
 		select {
 		case a, ok := <-rest:
 			if !ok {
-				return
+				return always
 			}
 			d, end := s.newDelivery(c, a)
 			suspended := s.outage.active.Load()
@@ -254,12 +259,14 @@ func (s *Subscription) putAllBack(c *consumer, rest <-chan arrival) {
 				d.putBack()
 			})
 		case <-limit:
+			late := make(chan struct{})
 			go func() { // until the broker answers, or the channel ends
+				defer close(late)
 				for a := range rest {
 					_ = c.giveBack(a.raw.DeliveryTag)
 				}
 			}()
-			return
+			return late
 		}
 	}
 }

@@ -108,6 +108,35 @@ func TestCloseReturnsFromAFrozenBroker(t *testing.T) {
 	})
 }
 
+// Given deliveries on their way when a subscription ends, while the broker answers late, then the
+// connection stays, which the Subscriber's other queues use.
+func TestLateGoodbyeKeepsTheConnection(t *testing.T) {
+	t.Parallel()
+	url, queue := testbroker.URL(t), testbroker.Queue(t) // a peer would bear a nack on a closed channel
+	proxy := testbroker.NewProxy(t, url)
+	client, logs := rig.OpenLogged(t, proxy.URL(), topology.PerQueue{})
+	sub, err := client.NewSubscriber(rig.QueueConfig(proxy.URL()), topology.ForPolicy(backoff.None{}))
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	messages, err := sub.Subscribe(ctx, queue)
+	require.NoError(t, err)
+	rig.WaitFor(t, "the consumer", func() bool { return logs.Said("Consuming") == 1 })
+	proxy.Freeze(true)
+	rig.Fill(t, url, queue, 100)
+	cancel()
+	for range messages {
+		t.Error("a message came")
+	}
+	proxy.Freeze(false)
+	again, err := sub.Subscribe(t.Context(), queue)
+	require.NoError(t, err)
+	msg := <-again
+	require.NotNil(t, msg)
+	msg.Ack()
+	require.NoError(t, client.Close())
+	require.Zero(t, logs.Said("Connection to RabbitMQ lost"))
+}
+
 // Given a service that is deployed thirty times, each time with one message in progress and the
 // others prefetched, then no restart counts. Every third time the service finishes its message,
 // otherwise it gives the message back. No message is dead-lettered or lost.
