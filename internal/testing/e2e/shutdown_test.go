@@ -112,7 +112,7 @@ func TestCloseReturnsFromAFrozenBroker(t *testing.T) {
 // connection stays, which the Subscriber's other queues use.
 func TestLateGoodbyeKeepsTheConnection(t *testing.T) {
 	t.Parallel()
-	url, queue := testbroker.URL(t), testbroker.Queue(t) // a peer would bear a nack on a closed channel
+	url, queue := testbroker.URL(t), testbroker.Queue(t) // a peer bears a nack on a closed channel
 	proxy := testbroker.NewProxy(t, url)
 	client, logs := rig.OpenLogged(t, proxy.URL(), topology.PerQueue{})
 	sub, err := client.NewSubscriber(rig.QueueConfig(proxy.URL()), topology.ForPolicy(backoff.None{}))

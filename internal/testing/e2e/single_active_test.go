@@ -95,13 +95,6 @@ func (m *member) take(n int) string {
 	return strings.Join(runs, " ")
 }
 
-// requireNoMore requires that a passive declare sees ready messages, and that none comes.
-func (m *member) requireNoMore(l *line, ready int) {
-	m.t.Helper()
-	rig.AwaitDepth(m.t, l.url, l.queue, ready)
-	require.Empty(m.t, m.in)
-}
-
 // Given a consumer that holds messages, when its channel is closed, then the next consumer gets
 // them first and in their order. When the next consumer took fewer, a third consumer gets the rest
 // before them: messages that come back join the end of the messages that came back before (F50).
