@@ -3,6 +3,7 @@ package pagetest
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/chromedp/chromedp"
@@ -48,6 +49,7 @@ func (m mouse) press(name string) {
 	var at []float64
 	// While a look is under way the page is about to load itself again, and everything moves.
 	testbroker.WaitFor(m.t, name+" to stand still", patience, func() bool {
+		last := at
 		at = eval[[]float64](m.tab, fmt.Sprintf(`(() => {
 			const e = %s;
 			if (!e || document.querySelector(".box[data-live]")) return [];
@@ -56,7 +58,7 @@ func (m mouse) press(name string) {
 			const top = document.elementFromPoint(x, y);
 			return e === top || e.contains(top) ? [x, y] : [];
 		})()`, find(name)))
-		return len(at) == 2
+		return len(at) == 2 && slices.Equal(last, at)
 	})
 	require.NoError(m.t, chromedp.Do(m.ctx, chromedp.MouseClickXY(at[0], at[1])))
 }

@@ -137,13 +137,16 @@ func clicksCount(t *testing.T, y *yard) {
 			switch r.URL.Path {
 			case "/events":
 				w.Header().Set("Content-Type", "text/event-stream")
-				_ = http.NewResponseController(w).Flush()
+				stream := http.NewResponseController(w)
+				_ = stream.Flush()
 				select {
 				case <-ended:
 					_, _ = io.WriteString(w, "event: running\ndata: <p data-reload></p>\n\n")
+					_ = stream.Flush()
 				case <-r.Context().Done():
-					asked <- true // nothing can make this page load again
 				}
+				<-r.Context().Done()
+				asked <- true // nothing can make the page load again any more
 				return true
 			case "/stranded":
 				asked <- true
@@ -159,7 +162,7 @@ func clicksCount(t *testing.T, y *yard) {
 	<-asked // for the next page
 	select {
 	case ended <- true:
-		<-asked // for this page, again
+		<-asked // for this page, again, or its stream has ended
 	case <-asked:
 	}
 	close(pages)
