@@ -6,10 +6,8 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -364,79 +362,4 @@ func TestGroupsAreHarmlessAndChooseLetters(t *testing.T) {
 		"--header-pattern", "tenant=^1$")
 	require.Contains(t, o.out, "order-1")
 	require.NotContains(t, o.out, "order-0")
-}
-
-// The tool is killed five times in the middle of a replay with a patch: every letter is in its
-// queue at least once, and every original is kept.
-func TestKilledInAPatchedReplayLosesNothing(t *testing.T) { eachKind(t, killedInAPatchedReplay) }
-
-func killedInAPatchedReplay(t *testing.T, s *service) {
-	const dead, kills = 1200, 5
-	testbroker.Delete(t, s.queue+".dlq.originals")
-	ch := testbroker.Channel(t, s.url)
-	require.NoError(t, ch.Confirm(false))
-	var last *amqp.DeferredConfirmation
-	for i := range dead {
-		var err error
-		last, err = ch.PublishWithDeferredConfirm("", s.queue+".dlq", true, false, amqp.Publishing{
-			MessageId: fmt.Sprint(i), Body: fmt.Appendf(nil, `{"n":%d}`, i), DeliveryMode: amqp.Persistent,
-		})
-		require.NoError(t, err)
-	}
-	require.True(t, last.Wait())
-	rig.AwaitDepth(t, s.url, s.queue+".dlq", dead)
-	args := []string{
-		"--url", s.url, "--type", s.kind, "--no-policies", "dead", "replay", s.queue, "--all", "--yes",
-		"--patch", `[{"op":"add","path":"/mended","value":true}]`,
-	}
-	counts := map[string]int{}
-	for range kills {
-		child := exec.Command(os.Args[0], append(args, "--rate", "80/s")...)
-		child.Env = append(os.Environ(), "MILLPOND_TEST_TOOL=1")
-		require.NoError(t, child.Start())
-		testbroker.WaitFor(t, "some letters to be moved", patience, func() bool {
-			return testbroker.Depth(t, s.url, s.queue) >= 20
-		})
-		require.NoError(t, child.Process.Signal(syscall.SIGKILL))
-		_ = child.Wait()
-		for _, d := range s.takeAll(s.queue) {
-			counts[string(d.Body)]++
-		}
-		require.Less(t, len(counts), dead, "killed in the middle")
-	}
-	testbroker.WaitFor(t, "the rest to be replayed", patience, func() bool {
-		o := s.tool(args[5:]...)
-		require.Equal(t, exitDone, o.code, o.err)
-		for _, d := range s.takeAll(s.queue) {
-			counts[string(d.Body)]++
-		}
-		return len(counts) == dead
-	})
-	twice := 0
-	for i := range dead {
-		n := counts[fmt.Sprintf(`{"n":%d,"mended":true}`, i)]
-		require.GreaterOrEqual(t, n, 1, "letter %d is lost", i)
-		twice += n - 1
-	}
-	originals := map[string]bool{}
-	for _, d := range s.takeAll(s.queue + ".dlq.originals") {
-		originals[string(d.Body)] = true
-	}
-	require.Len(t, originals, dead)
-	t.Logf("%d letters, lost 0, %d copies more", dead, twice)
-}
-
-// takeAll takes the messages that are in a queue.
-func (s *service) takeAll(queue string) []amqp.Delivery {
-	s.t.Helper()
-	ch := testbroker.Channel(s.t, s.url)
-	var taken []amqp.Delivery
-	for {
-		d, ok, err := ch.Get(queue, true)
-		require.NoError(s.t, err)
-		if !ok {
-			return taken
-		}
-		taken = append(taken, d)
-	}
 }

@@ -152,7 +152,7 @@ func oddFaults(trials *trials) []fault {
 
 // trials run one service after another on each of a few sets of queues, because a broker is slow
 // to declare hundreds of quorum queues. Without the URL of a broker, each runs in virtual time and
-// has a peer of its own.
+// has its own peer.
 type trials struct {
 	url    string
 	queues chan string

@@ -104,7 +104,6 @@ func TestADefaultBrokerIsSound(t *testing.T) {
 		doctor.WithPlan(plan(t, topology.Levels{}, "missing")),
 		doctor.WithPlan(plan(t, topology.PerQueue{Type: topology.Classic}, "invoices")))
 	t.Logf("all of it took %v", time.Since(began))
-	assert.Less(t, time.Since(began), 90*time.Second, "20 s on a machine that has time")
 	require.Empty(t, differing(checks))
 	require.Equal(t, before, w.everything())
 	for name, c := range checks {

@@ -227,8 +227,8 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// removal bounds the removal of the scratch queues.
-const removal = 15 * time.Second
+// removal bounds the removal of the scratch queues. A busy broker takes a second for each of them.
+const removal = time.Minute
 
 // remove deletes everything that the run has declared. The error names the rest.
 func (e *examiner) remove(ctx context.Context) error {
