@@ -30,7 +30,7 @@ func connectFor(d time.Duration) func(*link.Config) {
 // publish sends size bytes to a missing queue.
 func publish(t *testing.T, ch *amqp.Channel, size int) {
 	t.Helper()
-	within(t, time.Minute, "the publish", func() { // one that blocks does so for good
+	within(t, time.Minute, "the publish", func() { // a publish that blocks ends never
 		msg := amqp.Publishing{Body: make([]byte, size)}
 		assert.NoError(t, ch.Publish("", "missing", false, false, msg))
 	})

@@ -1,5 +1,5 @@
-// Package memnet is a network within a process. Its connections act as those of TCP on loopback,
-// with buffers that are never full. A test may therefore run in virtual time (testing/synctest).
+// Package memnet is a network within a process. Its connections act as TCP connections on loopback
+// do, with buffers that are never full. A test may therefore run in virtual time (testing/synctest).
 package memnet
 
 import (
@@ -32,7 +32,7 @@ type Listener struct {
 
 var _ net.Listener = (*Listener)(nil)
 
-// Listen returns a listener with a host name of its own.
+// Listen returns a listener with a new host name.
 func Listen() *Listener {
 	l := &Listener{
 		host:   fmt.Sprint("host-", numbers.Add(1), Suffix),
@@ -113,7 +113,7 @@ func (c *conn) Close() error {
 	return nil
 }
 
-// SetLinger makes Close reset the connection, as that of a TCPConn does with 0.
+// SetLinger makes Close reset the connection, as SetLinger(0) of a TCPConn does.
 func (c *conn) SetLinger(int) error {
 	c.reset.Store(true)
 	return nil
@@ -130,7 +130,7 @@ func (c *conn) SetWriteDeadline(t time.Time) error { return nil } // no write wa
 type pipe struct {
 	mu       sync.Mutex
 	data     []byte
-	ended    error // what a reader gets behind the data
+	ended    error // for the reader, behind the data
 	deaf     bool  // no one reads it any more
 	deadline time.Time
 	changed  chan struct{} // closed at the next change

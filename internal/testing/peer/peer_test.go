@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { testbroker.Main(m) }
 
-// play does with a queue what the library does, and notes the broker's answers.
+// play uses a queue as the library does, and notes the broker's answers.
 type play struct {
 	t     *testing.T
 	url   string
@@ -161,7 +161,7 @@ func (p *play) deliveries() {
 	}
 }
 
-// confirms are those of messages that no queue takes, and of others.
+// confirms notes the confirm of a message that no queue takes, and of another message.
 func (p *play) confirms() {
 	ch := p.channel()
 	require.NoError(p.t, ch.Confirm(false))

@@ -113,8 +113,8 @@ func (m *message) frames(channel uint16, method frame.Method, args ...[]byte) []
 	return frames
 }
 
-// giveBack puts a message in front of those that were never delivered. In a classic queue it gets
-// its old place, in a quorum queue with a delivery limit the last place of those given back (F34).
+// giveBack puts a message in front of the messages that were never delivered. In a classic queue it
+// gets its old place, in a quorum queue with a delivery limit the last place before them (F34).
 func (q *queue) giveBack(m *message) {
 	at := slices.IndexFunc(q.ready, func(other *message) bool {
 		return !other.redelivered || !q.quorum && other.number > m.number
