@@ -55,17 +55,12 @@ func TestOpenAgainstASilentPeerEndsAtTheConnectTimeout(t *testing.T) {
 				defer l.Close()
 				cfg := config(scheme + "://guest:guest@" + l.Addr().String() + "/")
 				cfg.AMQP, cfg.ConnectTimeout = &amqp.Config{Dial: memnet.Dial}, 30*time.Second
-				accepted := make(chan error, 1)
-				go func() {
-					_, err := l.Accept() // and not a word
-					accepted <- err
-				}()
+				go func() { _, _ = l.Accept() }() // and not a word
 				begun := time.Now()
 				err := failsToOpen(t.Context(), t, cfg, cfg.ConnectTimeout)
 				assert.ErrorIs(t, err, context.DeadlineExceeded)
 				assert.ErrorContains(t, err, "connect to RabbitMQ at "+l.Addr().String())
 				assert.Equal(t, cfg.ConnectTimeout, time.Since(begun))
-				assert.NoError(t, <-accepted)
 			})
 		})
 	}

@@ -101,7 +101,6 @@ func TestCloseReturnsFromAFrozenBroker(t *testing.T) {
 		<-handling
 		begun := time.Now()
 		r.Stop()
-		t.Logf("closed after %v", time.Since(begun))
 		require.LessOrEqual(t, time.Since(begun), 45*time.Second)
 		proxy.Freeze(false)
 		require.Equal(t, "stuck", string(rig.Take(t, broker.URL(), r.Queue).Body))
