@@ -1,5 +1,5 @@
 // Package memnet is a network within a process. Its connections act as TCP connections on loopback
-// do, with buffers that are never full. A test may therefore run in virtual time (testing/synctest).
+// do, with buffers that are never full. So a test may run in virtual time (testing/synctest).
 package memnet
 
 import (
