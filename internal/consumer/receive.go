@@ -232,8 +232,9 @@ func (s *Subscription) exists(conn *link.Conn) bool {
 }
 
 // putAllBack gives back deliveries that have not begun, all at the same time. If the broker
-// does not answer the cancel in time, it returns, and goes on until the broker does. back is closed
-// at the end of that: the broker ends the connection at a nack after the goodbye of its channel.
+// does not answer the cancel in time, putAllBack returns and goes on in the background until the
+// broker answers or the channel ends. Then back is closed. No channel.close may be sent before: a
+// nack behind it makes the broker end the connection.
 func (s *Subscription) putAllBack(c *consumer, rest <-chan arrival) (back <-chan struct{}) {
 	var wg sync.WaitGroup
 	defer wg.Wait()

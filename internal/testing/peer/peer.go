@@ -111,7 +111,8 @@ type channel struct {
 	closing   bool     // by the peer: everything is ignored until close-ok (AMQP 0-9-1, 1.5.2.5)
 }
 
-// frameMax is the value that RabbitMQ offers, and heartbeat is half of what amqp091-go asks for.
+// frameMax is the value that RabbitMQ offers. The peer sends heartbeats twice as often as a client
+// with amqp091-go's default of ten seconds needs.
 const (
 	frameMax  = 131072
 	heartbeat = 5 * time.Second
