@@ -37,6 +37,10 @@ test: TOGETHER := -p 2
 test: export GOGC ?= 300
 GOTEST   := $(GO) run ./internal/tools/gotest -count 1 -timeout 20m -parallel $(PARALLEL)
 RACE     := -race -vet=off -ldflags=-w
+# Programs that tests build share the packages that are compiled for the tests.
+test: export GOFLAGS += -race -ldflags=-w
+# A program with the race detector sleeps for a second at its end by default.
+test: export GORACE ?= atexit_sleep_ms=10
 
 .DEFAULT_GOAL := help
 .PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' Makefile)
@@ -51,7 +55,7 @@ demo: ## run the example on a RabbitMQ that it starts; installs what is missing
 
 test: ## run all tests with -race on a real RabbitMQ; installs what is missing
 	@$(INSTALL) compiler broker
-	@$(WITHBROKER) $(GOTEST) $(TOGETHER) $(RACE) $(TESTARGS) $(PKG)
+	@$(WITHBROKER) $(GOTEST) $(TOGETHER) -vet=off $(TESTARGS) $(PKG)
 
 test-matrix: ## run all tests on RabbitMQ 3.10 (the installed one), 4.0 and 4.3; ends with a table
 	@sh internal/tools/matrix.sh $(MAKE) --no-print-directory test

@@ -29,10 +29,11 @@ func (n *Node) Ctl(tb testing.TB, args ...string) string {
 	return out
 }
 
-// RunCtl runs rabbitmqctl for a program. It takes a minute at most. An eval does the same without
-// rabbitmqctl, by Erlang's erl_call, if that is installed.
+// RunCtl runs rabbitmqctl for a program. It takes a minute at most. An eval asks the node itself,
+// without rabbitmqctl.
 func (n *Node) RunCtl(ctx context.Context, args ...string) (string, error) {
-	if len(args) == 2 && args[0] == "eval" && n.layout.in.call != "" {
+	n.changed.Store(true)
+	if len(args) == 2 && args[0] == "eval" {
 		return n.eval(ctx, args[1])
 	}
 	return n.RunTool(ctx, "rabbitmqctl", args...)
@@ -40,8 +41,9 @@ func (n *Node) RunCtl(ctx context.Context, args ...string) (string, error) {
 
 // RunTool runs another tool of RabbitMQ, rabbitmq-queues for example.
 func (n *Node) RunTool(ctx context.Context, tool string, args ...string) (string, error) {
+	n.changed.Store(true)
 	path := filepath.Join(filepath.Dir(n.layout.in.ctl), tool)
-	out, err := n.ask(ctx, "", append([]string{path, "--quiet", "--node", n.layout.name}, args...)...)
+	out, err := n.ask(ctx, append([]string{path, "--quiet", "--node", n.layout.name}, args...)...)
 	if err != nil {
 		return "", fmt.Errorf("%s %s: %w", tool, strings.Join(args, " "), err)
 	}
@@ -49,53 +51,18 @@ func (n *Node) RunTool(ctx context.Context, tool string, args ...string) (string
 }
 
 // ask runs a command beside the node, with its environment, and returns its output.
-func (n *Node) ask(ctx context.Context, input string, args ...string) (string, error) {
+func (n *Node) ask(ctx context.Context, args ...string) (string, error) {
 	full := n.layout.in.command(args...)
 	ctx, cancel := context.WithTimeout(ctx, ctlLimit) // a frozen node never answers
 	defer cancel()
 	cmd := exec.CommandContext(ctx, full[0], full[1:]...)
 	cmd.Env, cmd.Dir = n.layout.env(), "/"
-	cmd.Stdin = strings.NewReader(input)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Run(); err != nil {
 		return "", fmt.Errorf("%w\n%s%s", err, out.String(), errs.String())
 	}
 	return out.String(), nil
-}
-
-// evaluated ends the output of an expression that has a value.
-const evaluated = "evaluated"
-
-// eval evaluates Erlang expressions on the node and returns their output and their value. A node
-// takes connections a moment before it runs, so eval waits up to ten seconds for that.
-func (n *Node) eval(ctx context.Context, code string) (string, error) {
-	script := fmt.Sprintf(`
-		Await = fun
-			(_, 0) -> ok;
-			(F, N) -> rabbit:is_running() orelse begin timer:sleep(20), F(F, N - 1) end
-		end,
-		Await(Await, 500),
-		try
-			{ok, Tokens, _} = erl_scan:string(unicode:characters_to_list(base64:decode("%s"))),
-			{ok, Parsed} = erl_parse:parse_exprs(Tokens),
-			{value, Value, _} = erl_eval:exprs(Parsed, []),
-			io:format("~p~n%s", [Value])
-		catch Class:Reason:Stack ->
-			io:format("~p", [{Class, Reason, Stack}])
-		end.`+"\n", base64.StdEncoding.EncodeToString([]byte(code)), evaluated)
-	// A name for this call alone, because the node refuses a second connection of the same name.
-	out, err := n.ask(ctx, script, n.layout.in.call, "-h", "call-"+randomHex(8), "-address",
-		fmt.Sprintf("127.0.0.1:%d", n.layout.ports.dist), "-c", n.layout.cookie, "-e", "-fetch_stdout",
-		"-no_result_term")
-	value, ok := strings.CutSuffix(out, evaluated)
-	if err == nil && !ok {
-		err = errors.New(out)
-	}
-	if err != nil {
-		return "", fmt.Errorf("evaluate %s: %w", code, err)
-	}
-	return value, nil
 }
 
 // Name returns the Erlang name of the node, as rabbitmqctl prints it.
@@ -105,8 +72,10 @@ func (n *Node) Name() string { return n.layout.name }
 // import of rabbitmqctl took more than a minute on a busy machine.
 func (n *Node) Import(tb testing.TB, definitions []byte) {
 	tb.Helper()
-	n.Ctl(tb, "eval", fmt.Sprintf(`ok = rabbit_definitions:import_raw(base64:decode("%s")).`,
+	_, err := n.eval(tb.Context(), fmt.Sprintf(
+		`ok = rabbit_definitions:import_raw(base64:decode("%s")).`,
 		base64.StdEncoding.EncodeToString(definitions)))
+	must(tb, "import definitions", err)
 }
 
 // Grant is a user's permissions in a vhost. An empty one matches nothing.
@@ -124,12 +93,13 @@ func (n *Node) Grant(tb testing.TB, grants ...Grant) {
 		fmt.Fprintf(&b, "{%s, %s, %s, %s, %s},", term(g.VHost), term(g.User), term(g.Configure),
 			term(g.Write), term(g.Read))
 	}
-	n.Ctl(tb, "eval", fmt.Sprintf(`[begin
+	_, err := n.eval(tb.Context(), fmt.Sprintf(`[begin
 		rabbit_vhost:exists(V) orelse (ok = rabbit_vhost:add(V, <<"bench">>)),
 		rabbit_auth_backend_internal:exists(U) orelse
 			(ok = rabbit_auth_backend_internal:add_user(U, U, <<"bench">>)),
 		ok = rabbit_auth_backend_internal:set_permissions(U, V, C, W, R, <<"bench">>)
 	end || {V, U, C, W, R} <- [%s]].`, strings.TrimSuffix(b.String(), ",")))
+	must(tb, "grant permissions", err)
 }
 
 // term writes a text as an Erlang binary.
@@ -141,46 +111,51 @@ func term(text string) string { return fmt.Sprintf("<<%q/utf8>>", text) }
 func Managed(tb testing.TB, rabbit string) (*Node, string) {
 	tb.Helper()
 	in := requireInstallation(tb)
-	var api string
-	node, err := onFreePorts(tb.Context(), 2*startLimit, func(ctx context.Context) (*Node, error) {
-		var n *Node
+	start := func() (*Node, error) {
+		return onFreePorts(tb.Context(), 2*startLimit, func(ctx context.Context) (*Node, error) {
+			return startManaged(ctx, in, rabbit)
+		})
+	}
+	var node *Node
+	if rabbit == "" {
+		node = managed.lend(tb, start)
+	} else {
 		var err error
-		n, api, err = startManaged(ctx, in, rabbit)
-		return n, err
-	})
-	must(tb, "start a node with the management API", err)
-	endsWith(tb, "node", node.Close)
-	return node, api
+		node, err = start()
+		must(tb, "start a node with the management API", err)
+		endsWith(tb, "node", node.Close)
+	}
+	return node, node.api
 }
 
-func startManaged(ctx context.Context, in installation, rabbit string) (*Node, string, error) {
+func startManaged(ctx context.Context, in installation, rabbit string) (*Node, error) {
 	port, err := freePort(nil)
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
 	config := fmt.Sprintf(
 		`[{rabbit, [%s]}, {rabbitmq_management, [{tcp_config, [{port, %d}, {ip, "127.0.0.1"}]}]}].`,
 		rabbit, port)
 	node, err := startNode(ctx, in, []NodeOption{WithAdvancedConfig(config)})
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
-	api := fmt.Sprintf("http://guest:guest@127.0.0.1:%d", port)
-	if err := node.launched(node.manage(ctx, api)); err != nil {
-		return nil, "", errors.Join(err, node.Close())
+	node.api = fmt.Sprintf("http://guest:guest@127.0.0.1:%d", port)
+	if err := node.launched(node.manage(ctx)); err != nil {
+		return nil, errors.Join(err, node.Close())
 	}
-	return node, api, nil
+	return node, nil
 }
 
 // manage enables the management plugin and returns once the API answers.
-func (n *Node) manage(ctx context.Context, api string) error {
+func (n *Node) manage(ctx context.Context) error {
 	if err := n.enable(ctx, "rabbitmq_management"); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
 	return await(ctx, n.server, "the management API", func() error {
-		resp, err := apiClient.Get(api + "/api/overview")
+		resp, err := apiClient.Get(n.api + "/api/overview")
 		if err != nil {
 			return err
 		}
@@ -195,11 +170,12 @@ func (n *Node) manage(ctx context.Context, api string) error {
 // Enable enables a plugin on a running node, in place of any other plugin.
 func (n *Node) Enable(tb testing.TB, plugin string) {
 	tb.Helper()
+	n.changed.Store(true)
 	must(tb, "enable plugin "+plugin, n.enable(tb.Context(), plugin))
 }
 
 func (n *Node) enable(ctx context.Context, plugin string) error {
-	_, err := n.RunCtl(ctx, "eval", fmt.Sprintf(`
+	_, err := n.eval(ctx, fmt.Sprintf(`
 		{ok, Rabbit} = file:read_link(code:lib_dir(rabbit)),
 		application:set_env(rabbit, plugins_dir, filename:dirname(Rabbit)),
 		File = rabbit_plugins:enabled_plugins_file(),

@@ -15,7 +15,6 @@ import (
 type installation struct {
 	root              string // "" or the chroot's folder
 	server, ctl, epmd string // as seen from inside root
-	call              string // Erlang's erl_call, or ""
 }
 
 // ErrNoBroker means that no broker is installed. The error around it names the missing package.
@@ -142,7 +141,6 @@ func lookIn(root, bin string) (installation, error) {
 		return installation{}, err
 	}
 	in.epmd = epmd
-	in.call, _ = findInErlang(root, "erl_call") // rabbitmqctl can do the same
 	return in, nil
 }
 

@@ -109,6 +109,7 @@ func (l layout) write(s settings) error {
 		"rabbitmq.conf":   strings.Join(conf, "\n") + "\n",
 		"enabled_plugins": "[].\n",
 		".erlang.cookie":  l.cookie,
+		"evaluator.erl":   l.evaluator(),
 	}
 	if s.plugins != "" {
 		files["enabled_plugins"] = "[" + delayedPlugin + "].\n"

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -31,18 +32,24 @@ type Node struct {
 	output  *os.File
 	server  *process
 	version string
-	cluster *Cluster // nil for a node alone
+	api     string      // of the management plugin, of a node of [Managed]
+	changed atomic.Bool // in more than its vhosts and users
+	cluster *Cluster    // nil for a node alone
 	close   sync.Once
 	closed  error
 }
 
-// Private starts a node for this test alone, which may stop, freeze and kill it. It ends with the
-// test. The test is skipped when no broker is installed. AMQP_URL is not enough: it may name a
-// broker that others use.
+// Private returns a node for this test alone, which may stop, freeze and kill it. The test is
+// skipped when no broker is installed. AMQP_URL is not enough: it may name a broker that others
+// use. A node without options may have served another test, see [pool].
 func Private(tb testing.TB, opts ...NodeOption) *Node {
 	tb.Helper()
 	in := requireInstallation(tb)
-	n, err := startNode(tb.Context(), in, opts)
+	start := func() (*Node, error) { return startNode(tb.Context(), in, opts) }
+	if len(opts) == 0 {
+		return private.lend(tb, start)
+	}
+	n, err := start()
 	must(tb, "start a node", err)
 	endsWith(tb, "node", n.Close)
 	return n
@@ -160,6 +167,10 @@ func (n *Node) run(ctx context.Context) error {
 	if slim := n.layout.scripts; slim != "" {
 		script, env = filepath.Join(slim, "rabbitmq-server"), append(env, "RABBITMQ_SCRIPTS_DIR="+slim)
 	}
+	env = append(env, "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS="+n.layout.evaluating())
+	if err := os.Remove(n.layout.evaluatorPort()); err != nil && !os.IsNotExist(err) {
+		return err
+	}
 	server, err := n.group.add(env, n.output, n.layout.in.command(script, "-noinput")...)
 	if err != nil {
 		return n.orEpmd(fmt.Errorf("start rabbitmq-server: %w", err))
@@ -262,6 +273,7 @@ func (n *Node) Stop(tb testing.TB) {
 }
 
 func (n *Node) stop() error {
+	n.changed.Store(true)
 	if err := n.server.signal(syscall.SIGTERM); err != nil {
 		return err
 	}
@@ -300,6 +312,7 @@ func (n *Node) Kill(tb testing.TB) {
 }
 
 func (n *Node) kill() error {
+	n.changed.Store(true)
 	if err := n.server.signal(syscall.SIGKILL); err != nil {
 		return err
 	}
@@ -317,6 +330,7 @@ func (n *Node) Freeze(tb testing.TB) {
 // freeze returns when no thread of the server runs. The signal alone is not enough: of 300
 // publishes right after it, 4 were still confirmed by a node that was to be frozen.
 func (n *Node) freeze() error {
+	n.changed.Store(true)
 	if err := n.server.signal(freeze); err != nil {
 		return err
 	}

@@ -57,6 +57,7 @@ func URL(tb testing.TB) string {
 //
 //	func TestMain(m *testing.M) { testbroker.Main(m, func() error { return goleak.Find() }) }
 func Main(m *testing.M, after ...func() error) {
+	private.open, managed.open = true, true
 	code := m.Run()
 	fail := func(err error) {
 		if err != nil {
@@ -65,6 +66,8 @@ func Main(m *testing.M, after ...func() error) {
 		}
 	}
 	fail(closeShared())
+	fail(private.close())
+	fail(managed.close())
 	for _, f := range after {
 		fail(f())
 	}

@@ -79,7 +79,7 @@ func TestGettingStarted(t *testing.T) {
 	shell := func(text string) *exec.Cmd {
 		cmd := exec.CommandContext(t.Context(), "sh", "-eu", "-c", text)
 		cmd.Dir = folder
-		cmd.Env = append(os.Environ(), "AMQP_URL="+node.URL(), "GOFLAGS=", "GOWORK=")
+		cmd.Env = append(os.Environ(), "AMQP_URL="+node.URL(), "GOWORK=")
 		// A terminal's interrupt reaches the shell and every process that it has started.
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		return cmd
