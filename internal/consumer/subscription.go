@@ -121,17 +121,13 @@ const (
 func (s *Subscription) Prepare() error {
 	ctx, cancel := context.WithTimeout(s.stop, prepareTimeout)
 	defer cancel()
-	_, _, err := s.prepare(ctx)
-	return err
+	return s.cfg.Link.Do(ctx, func(conn *link.Conn) error { return s.prepare(ctx, conn) })
 }
 
-func (s *Subscription) prepare(ctx context.Context) (conn *link.Conn, limits Limits, err error) {
-	if conn, err = s.cfg.Link.Conn(ctx); err == nil {
-		limits, err = s.cfg.Prepare(ctx, conn, s.hold)
-		s.limits = limits
-		s.seat.SetOneActive(limits.OneActive || s.cfg.Order != nil)
-	}
-	return conn, limits, err
+func (s *Subscription) prepare(ctx context.Context, conn *link.Conn) (err error) {
+	s.limits, err = s.cfg.Prepare(ctx, conn, s.hold)
+	s.seat.SetOneActive(s.limits.OneActive || s.cfg.Order != nil)
+	return err
 }
 
 // Begin declares and checks everything and consumes, unless a brake is stopped. run hands out the
@@ -151,20 +147,23 @@ func (s *Subscription) Begin() (run func(), err error) {
 }
 
 // begin declares everything and consumes.
-func (s *Subscription) begin(use intent) (*consumer, error) {
+func (s *Subscription) begin(use intent) (c *consumer, err error) {
 	ctx, cancel := context.WithTimeout(s.stop, prepareTimeout)
 	defer cancel()
-	conn, limits, err := s.prepare(ctx)
-	if err != nil {
-		return nil, err
-	}
-
-	return s.consumeWithin(ctx, func() (*consumer, error) {
-		if s.cfg.Order != nil {
-			return s.consumeLine(conn, limits, use)
+	err = s.cfg.Link.Do(ctx, func(conn *link.Conn) error {
+		if err := s.prepare(ctx, conn); err != nil {
+			return err
 		}
-		return s.consume(conn, limits, use)
+		limits := s.limits
+		c, err = s.consumeWithin(ctx, func() (*consumer, error) {
+			if s.cfg.Order != nil {
+				return s.consumeLine(conn, limits, use)
+			}
+			return s.consume(conn, limits, use)
+		})
+		return err
 	})
+	return c, err
 }
 
 // consumeWithin returns the consumer that consume makes, until the end of ctx.

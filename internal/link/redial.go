@@ -90,6 +90,23 @@ func (l *Link) Conn(ctx context.Context) (*Conn, error) {
 	}
 }
 
+// Do calls f with the live connection, for which it waits. If that connection is lost meanwhile, Do
+// calls f once more, with the next: Conn cannot see at once that a connection has ended.
+func (l *Link) Do(ctx context.Context, f func(*Conn) error) error {
+	conn, err := l.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	err = f(conn)
+	if err == nil || !conn.IsClosed() || ctx.Err() != nil {
+		return err
+	}
+	if conn, err = l.Conn(ctx); err != nil {
+		return err
+	}
+	return f(conn)
+}
+
 // Close ends the connection and the reconnecting. It returns within a few seconds, even if the
 // broker does not answer.
 func (l *Link) Close() {

@@ -37,6 +37,27 @@ func TestReconnectsAfterACut(t *testing.T) {
 	assert.ErrorIs(t, logs.logged(t, lost), link.ErrLost)
 }
 
+// Given a connection that is lost during a call, then the call is made once more on the next one; a
+// call that fails on a connection that lives is not.
+func TestDoGoesOnOnTheNextConnection(t *testing.T) {
+	t.Parallel()
+	_, l, first := behindProxy(t)
+	var used []*link.Conn
+	require.NoError(t, l.Do(t.Context(), func(conn *link.Conn) error {
+		if used = append(used, conn); conn == first {
+			conn.Kill(errors.New("lost in the middle"))
+			ends(t, conn)
+		}
+		return conn.Do(t.Context(), func(*amqp.Channel) error { return nil })
+	}))
+	require.Len(t, used, 2)
+	assert.Same(t, first, used[0])
+
+	calls, failed := 0, errors.New("failed")
+	assert.ErrorIs(t, l.Do(t.Context(), func(*link.Conn) error { calls++; return failed }), failed)
+	assert.Equal(t, 1, calls)
+}
+
 func TestTriesAgainUntilTheBrokerIsBack(t *testing.T) {
 	t.Parallel()
 	logs := new(capture)

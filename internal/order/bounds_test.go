@@ -77,7 +77,7 @@ func TestWhatMustFollowGoesFirst(t *testing.T) {
 // handled until there is.
 func TestMessagesThatMustFollowWaitForRoom(t *testing.T) {
 	t.Parallel()
-	const n = 3 * order.Reserve
+	const n = order.Reserve + order.Reserve/4
 	l := order.New[int](order.Limits{Messages: 3, Bytes: 1 << 20})
 	l.Know(1, true)
 	for i := range n {

@@ -445,7 +445,7 @@ func (w *world) run() (wrong []string) {
 // order, and none is lost or stands still.
 func TestKeysKeepTheirOrder(t *testing.T) {
 	t.Parallel()
-	seeds := uint64(3000)
+	seeds := uint64(1000)
 	if os.Getenv("MILLPOND_LONG") != "" {
 		seeds = 20_000
 	}
@@ -464,7 +464,7 @@ func TestEachMistakeIsFound(t *testing.T) {
 	} {
 		t.Run(string(b), func(t *testing.T) {
 			t.Parallel()
-			for seed := range uint64(3000) {
+			for seed := range uint64(1000) {
 				if wrong := newWorld(t, seed, b).run(); len(wrong) > 0 {
 					t.Logf("seed %d: %s", seed, wrong[0])
 					return

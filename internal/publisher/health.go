@@ -42,11 +42,7 @@ func (p *Publisher) connNow() (*link.Conn, error) {
 func (p *Publisher) Do(ctx context.Context, f func(*amqp.Channel) error) error {
 	ctx, cancel := context.WithTimeout(ctx, p.cfg.Timeout)
 	defer cancel()
-	conn, err := p.link.Conn(ctx)
-	if err != nil {
-		return ofLink(err)
-	}
-	return conn.Do(ctx, f)
+	return ofLink(p.link.Do(ctx, func(conn *link.Conn) error { return conn.Do(ctx, f) }))
 }
 
 // ofLink replaces the link's ErrClosed with the publisher's.

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
@@ -451,10 +452,13 @@ func (c sigterm) run(t *testing.T, broker *peer.Server) {
 	}
 	begun := time.Now()
 	ended := make(chan struct{})
+	if c.cancels {
+		cancel()
+		synctest.Wait() // else the confirm may be faster, and a handler gets the next message
+	}
 	go func() {
 		defer close(ended)
 		if c.cancels {
-			cancel()
 			rig.WaitFor(t, "the end of Run", func() bool { return w.Logs.Said("Router closed") > 0 })
 		}
 		w.Stop()

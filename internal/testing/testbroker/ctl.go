@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -32,16 +33,27 @@ func (n *Node) Ctl(tb testing.TB, args ...string) string {
 // RunCtl runs rabbitmqctl for a program. It takes a minute at most. An eval asks the node itself,
 // without rabbitmqctl.
 func (n *Node) RunCtl(ctx context.Context, args ...string) (string, error) {
-	n.changed.Store(true)
+	if len(args) == 0 || !vhostsAndUsers.MatchString(args[0]) {
+		n.changed.Store(true)
+	}
 	if len(args) == 2 && args[0] == "eval" {
 		return n.eval(ctx, args[1])
 	}
-	return n.RunTool(ctx, "rabbitmqctl", args...)
+	return n.runTool(ctx, "rabbitmqctl", args...)
 }
+
+// vhostsAndUsers matches commands that change at most vhosts and users, see [pool].
+var vhostsAndUsers = regexp.MustCompile(
+	`^(list_\w+|add_user|add_vhost|(set|clear)_(operator_)?policy|set_permissions|set_user_tags|` +
+		`close_all_connections)$`)
 
 // RunTool runs another tool of RabbitMQ, rabbitmq-queues for example.
 func (n *Node) RunTool(ctx context.Context, tool string, args ...string) (string, error) {
 	n.changed.Store(true)
+	return n.runTool(ctx, tool, args...)
+}
+
+func (n *Node) runTool(ctx context.Context, tool string, args ...string) (string, error) {
 	path := filepath.Join(filepath.Dir(n.layout.in.ctl), tool)
 	out, err := n.ask(ctx, append([]string{path, "--quiet", "--node", n.layout.name}, args...)...)
 	if err != nil {

@@ -3,45 +3,94 @@ package testbroker
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
-// The nodes of this test binary that were lent to a test. They end with [Main].
+// The nodes that the tests of this binary share, one after the other. They end with [Main].
 var private, managed pool
 
-// pool lends nodes to one test at a time: a start takes more processor time than most tests do. A
-// node comes back when its test has changed nothing but vhosts and users, and all of these are then
-// made anew. A node that was stopped, frozen, or told anything else by rabbitmqctl ends with its
-// test.
+const (
+	// mostLent is the number of tests with a node of a pool from which the next one waits.
+	mostLent = 3
+	// mostWait bounds that wait: the tests that have a node may wait for the place of this one.
+	mostWait = 20 * time.Second
+)
+
+// pool lends a node to one test at a time, because a start takes more processor time than most
+// tests do. A node comes back when nothing but its vhosts and users has changed, and all of these
+// are then made anew. Another one ends with its test.
 type pool struct {
 	open bool // there is a [Main] that ends the nodes
-	sync.Mutex
+
+	mu   sync.Mutex
+	back chan struct{} // closed when a node has come back; nil if no test waits for one
+	lent map[string]int
 	free []*Node
 }
 
-// lend returns a free node, or starts one.
+// lend returns a free node, or starts one. A test that has a node already gets another at once.
 func (p *pool) lend(tb testing.TB, start func() (*Node, error)) *Node {
 	tb.Helper()
-	n := p.take()
+	test, _, _ := strings.Cut(tb.Name(), "/")
+	n := p.take(test)
 	if n == nil {
 		var err error
-		n, err = start()
-		must(tb, "start a node", err)
+		if n, err = start(); err != nil {
+			p.end(test)
+			must(tb, "start a node", err)
+		}
 	}
-	endsWith(tb, "node", func() error { return p.giveBack(n) })
+	endsWith(tb, "node", func() error {
+		defer p.end(test)
+		return p.giveBack(n)
+	})
 	return n
 }
 
-func (p *pool) take() *Node {
-	p.Lock()
-	defer p.Unlock()
+// take returns a free node, or nil if the test may start one.
+func (p *pool) take(test string) *Node {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	overdue := time.After(mostWait)
+	for waits := true; waits && p.lent[test] == 0 && len(p.lent) >= mostLent; {
+		if p.back == nil {
+			p.back = make(chan struct{})
+		}
+		back := p.back
+		p.mu.Unlock()
+		select {
+		case <-back:
+		case <-overdue:
+			waits = false
+		}
+		p.mu.Lock()
+	}
+	if p.lent == nil {
+		p.lent = map[string]int{}
+	}
+	p.lent[test]++
 	if len(p.free) == 0 {
 		return nil
 	}
 	n := p.free[len(p.free)-1]
 	p.free = p.free[:len(p.free)-1]
 	return n
+}
+
+// end lets another test have a node.
+func (p *pool) end(test string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.lent[test]--; p.lent[test] == 0 {
+		delete(p.lent, test)
+	}
+	if p.back != nil {
+		close(p.back)
+		p.back = nil
+	}
 }
 
 func (p *pool) giveBack(n *Node) error {
@@ -53,15 +102,15 @@ func (p *pool) giveBack(n *Node) error {
 	if _, err := n.eval(ctx, asNew); err != nil {
 		return errors.Join(err, n.Close())
 	}
-	p.Lock()
-	defer p.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.free = append(p.free, n)
 	return nil
 }
 
 func (p *pool) close() error {
-	p.Lock()
-	defer p.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	var errs []error
 	for _, n := range p.free {
 		errs = append(errs, n.Close())
