@@ -31,8 +31,8 @@ WITHBROKER = MILLPOND_NO_BROKER= MILLPOND_REQUIRE_BROKER=1 MILLPOND_BROKER='$(BR
 	$(GO) run ./internal/tools/withbroker -parent $$PPID $(DATA) --
 # Tests keep their brokers' data in memory. A benchmark measures the disk, too.
 test test-postgres: DATA := -memory
-# Two packages at once keep two cores busy. With a third, brokers and tests only wait longer.
-test: TOGETHER := -p 2
+# Two packages at once leave two cores idle for a quarter of the time: many tests wait for a deadline of the broker.
+test: TOGETHER := -p 3
 # The heaps of tests are small, and the race detector makes each collection dear.
 test: export GOGC ?= 300
 GOTEST   := $(GO) run ./internal/tools/gotest -count 1 -timeout 20m -parallel $(PARALLEL)
