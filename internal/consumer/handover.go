@@ -14,6 +14,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/clock"
+	"github.com/millpond-go/millpond/internal/publisher"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -212,6 +213,9 @@ func (d *delivery) earlier(ctx context.Context) (settled bool, err error) {
 		return true, err
 	case d.ctx.Err() != nil: // the broker has the delivery back, or gets it back
 		return true, errors.Join(err, context.Cause(d.ctx))
+	case errors.Is(err, publisher.ErrGivenUp):
+		d.sub.logger.Info("A confirm is taken for lost, handing the message over again: there may be a "+
+			"second copy", d.LogFields())
 	}
 	return false, err
 }

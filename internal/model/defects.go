@@ -52,5 +52,6 @@ var defects = []defect{
 	unsafe("MUT_LATE_CONFIRM_ENDS", outages, "a late confirm ends an outage"),
 	unsafe("MUT_NO_LAST_ATTEMPT", none, "the last failure is retried"),
 	stuck("MUT_NEVER_RESUMES", fault, "", "nothing is consumed after an outage"),
+	stuck("MUT_LOST_STAYS", fault, "", "a publish whose confirm is lost stays open"),
 	stuck("MUT_LAST_TRY_ALWAYS", none, "-a", "a dead letter is snoozed again and again"),
 }

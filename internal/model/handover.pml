@@ -23,8 +23,8 @@
  * - A wait queue or a dead-letter queue vanishes only while it is empty: what is inside is lost (F10).
  * - A wait is longer than the way of a confirm and an ack: a copy comes back when its delivery has
  *   ended, or when the confirm is late for a fault. So the copies of a message stay few.
- * - A late confirm is no fault: the outcome stays open. It becomes one if the hold or the drain ends
- *   first. What the broker does with a publish of a dead channel is decided when the channel dies.
+ * - A late confirm is no fault: the outcome stays open. It becomes one if a scout is sent, or if the
+ *   hold or the drain ends first. Which of the open publishes is the scout is not there. What the broker does with a publish of a dead channel is decided when the channel dies.
  * - A handler whose delivery was taken back ends without effect: its context is done.
  * - One wait queue stands for all, because each wait is one hop of the same kind. A round of a long
  *   wait is a snooze without a handler.
@@ -130,7 +130,7 @@ short unexplained[2];      /* copies that no fault explains */
 #define OUTAGE  3
 #define VANISH  4
 #define AWAY    5
-#define SILENCE 6  /* a confirm is lost, or comes after the hold or the drain */
+#define SILENCE 6  /* a confirm is lost, or comes after the scout, the hold or the drain */
 #define RESENT  7  /* at-least-once dead-lettering sends again (F18) */
 #define COSTLY  8  /* a restart in an outage; a hold that ends while copies alone are refused */
 #ifdef ONLY
@@ -518,8 +518,12 @@ end:	do
 #ifdef MUT_LAST_TRY_ALWAYS
 	:: d_step { IS(S, DECIDED) && x[S].what == BURY -> x[S].what = SNOOZE; check() }
 #endif
+#ifndef MUT_LOST_STAYS
 	:: d_step { IS(S, SILENT) && !MINE.closing && x[S].what != PUTBACK ->
 		x[S].what = SNOOZE; again(S); check() }
+	/* Or, before its end, the copy is the scout (publisher/pending.go). */
+	:: d_step { IS(S, SILENT) -> again(S); check() }
+#endif
 
 	/* Put back without a handler: an outage, a shutdown (crash.go, receive.go). */
 	:: d_step { IS(S, READY) && (MINE.closing || MINE.suspended && !MINE.probing) -> putback(S); check() }

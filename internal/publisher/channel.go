@@ -40,7 +40,6 @@ type channel struct {
 	alone bool // for one publish only
 
 	users   int  // guarded by Publisher.mu
-	lost    int  // users whose confirm is lost; guarded by Publisher.mu
 	retired bool // no new publish may go here; guarded by Publisher.mu
 	unused  bool // retired, and without users; guarded by Publisher.mu
 	closing bool // guarded by Publisher.mu
@@ -223,6 +222,9 @@ func (p *Publisher) leave(c *channel, to Target, worked bool) {
 	c.users--
 	if worked && len(p.apart) > 0 {
 		p.rejoin(to, c)
+	}
+	if worked && len(p.silent) > 0 {
+		p.works(to, c)
 	}
 	if c.alone {
 		p.end(c)

@@ -53,6 +53,7 @@ type Publisher struct {
 	closed  bool
 	common  lane
 	apart   map[Target]*lane
+	silent  map[Target]*silence
 	known   map[string]bool // exchanges that have worked, other than the default one
 	retired int             // channels that take no new publish and are still in use
 	probed  struct {
@@ -69,7 +70,7 @@ func New(l *link.Link, cfg Config) *Publisher {
 	_, _ = rand.Read(seed) // never fails
 	return &Publisher{
 		cfg: cfg, link: l, prefix: hex.EncodeToString(seed) + "-",
-		apart: make(map[Target]*lane), known: make(map[string]bool),
+		apart: make(map[Target]*lane), silent: make(map[Target]*silence), known: make(map[string]bool),
 		tooLate: fmt.Errorf("no answer from the broker within %v: %w",
 			cfg.Timeout, context.DeadlineExceeded),
 	}
@@ -152,8 +153,6 @@ type sent struct {
 	confirm   *amqp.DeferredConfirmation
 	nonce     string
 	to        Target
-	lane      *lane // the lane of the target since the publish was overdue
-	lost      bool  // the confirm is lost; guarded by Publisher.mu
 }
 
 // start writes msg on the channel of its target. It takes the next channel if that one ends
@@ -331,6 +330,9 @@ var (
 	ErrNotSent = errors.New("not sent")
 	// ErrUnknown says that the message was sent, and that no answer says whether it was stored.
 	ErrUnknown = errors.New("outcome unknown")
+	// ErrGivenUp says, beside ErrUnknown, that the outcome is not awaited any longer: its confirm is
+	// taken for lost.
+	ErrGivenUp = errors.New("the confirm is taken for lost")
 	// ErrRefused says that the broker has answered with a nack and has not stored the message.
 	ErrRefused = errors.New("refused by the broker")
 	// ErrClosed says that Close was called.

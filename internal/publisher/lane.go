@@ -1,13 +1,12 @@
 package publisher
 
-import "time"
-
 const (
 	// maxApart bounds the targets that have their own channel.
 	maxApart = 64
 	// maxRetired bounds the channels that are open only because some of their confirms are late.
 	maxRetired = 64
-	// maxKnown bounds the exchanges that are known to work.
+	// maxKnown bounds the exchanges that are known to work, and the targets that are known to be silent
+	// although no outcome is open.
 	maxKnown = 256
 )
 
@@ -19,9 +18,8 @@ const (
 type lane struct {
 	channel   *channel
 	opening   *opening
-	single    bool      // one publish at a time, because an error would end the others
-	dissolved bool      // no caller comes here any more
-	worked    time.Time // when the target has worked; zero before
+	single    bool // one publish at a time, because an error would end the others
+	dissolved bool // no caller comes here any more
 }
 
 // slots returns how many publishes may be in flight on a lane.
@@ -59,10 +57,9 @@ func (p *Publisher) ownLane(to Target) *lane {
 	return l
 }
 
-// separate gives a target its own lane until a message has gone through there. refused says that
-// the broker has closed a channel on which the target was in use. The result is nil if too many
-// targets have their own lane.
-func (p *Publisher) separate(to Target, refused bool) *lane {
+// separate gives a target its own lane until a message has gone through there, unless too many
+// targets have one. refused says that the broker has closed a channel on which the target was in use.
+func (p *Publisher) separate(to Target, refused bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if refused {
@@ -73,7 +70,6 @@ func (p *Publisher) separate(to Target, refused bool) *lane {
 		l.single = true
 		p.endLane(l) // its channel has room for many
 	}
-	return l
 }
 
 // forgetIdle makes room for another target: it dissolves a lane without callers. p.mu is held.
@@ -94,7 +90,6 @@ func (p *Publisher) rejoin(to Target, c *channel) {
 	if l == nil || l.single && cap(c.slots) > 1 {
 		return
 	}
-	l.worked = time.Now()
 	p.dissolve(to, l)
 	if to.Exchange != "" {
 		if len(p.known) >= maxKnown {

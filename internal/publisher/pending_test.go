@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/assert"
@@ -104,7 +105,7 @@ func TestConfirmAfterChannelEndIsPublishedAgain(t *testing.T) {
 		p := connect(t, s.URL(), "any", soon)
 		p.recovers()
 		l := p.letter("letter")
-		l.stayOpen(3)
+		l.stayOpen(2)
 		require.EqualValues(t, 1, copies.Load())
 		end(<-held)
 		l.settle()
@@ -152,11 +153,11 @@ func TestSlowTargetLeavesOthersAlone(t *testing.T) {
 			letters[i] = p.letter(fmt.Sprint("slow ", i))
 			letters[i].key = "slow"
 		}
-		tryTwice := func(l *letter) { l.try(); l.try() }
-		together(letters, tryTwice)
+		try := func(l *letter) { l.try() }
+		together(letters, try)
 		slow.known(true)
 		var again sync.WaitGroup
-		again.Go(func() { together(letters, tryTwice) })
+		again.Go(func() { together(letters, try) })
 		for _, c := range callers(healthy, each, func(_ int, body string) error { return p.say(body) }) {
 			assert.NoError(t, c.err, c.body)
 		}
@@ -220,48 +221,127 @@ func (s *slowTarget) release() (channels, beside int) {
 	return len(s.channels), s.beside
 }
 
-// The broker has lost a publish and its confirm (F29). The publish is given up when its target has
-// worked for a whole timeout, and not before. While another target has an open outcome on the same
-// channel, the channel stays open.
+// The broker has lost confirms (F29). The publish is given up when its target has worked on another
+// channel for a whole timeout, and not before. A publish to another target, whose outcome is open on
+// the same channel, changes nothing and stays.
 func TestLostConfirmIsGivenUpOnceItsTargetWorks(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var copies, beside atomic.Int64
-		var works atomic.Bool
-		held := make(chan *peer.Publish, 1)
-		p, _ := onPeer(t, soon, func(p *peer.Publish) {
-			switch body := string(p.Body); {
-			case body == "letter" && copies.Add(1) == 1: // lost
-			case body == "beside":
-				beside.Add(1)
-				held <- p
-			case body == "other" && !works.Load():
-				nack(p)
-			default:
-				ack(p)
-			}
-		})
+		broker := &swallower{lose: map[string]int{"letter": 1, "beside": 1}}
+		p, _ := onPeer(t, soon, broker.answer)
 		p.recovers()
 		l, slow := p.letter("letter"), p.letter("beside")
 		slow.key = "slow"
-		both := func() { together([]*letter{l, slow}, func(l *letter) { l.try() }) }
-		for l.overdue < 2 {
-			both()
-			require.True(t, l.pending.IsOpen() && slow.pending.IsOpen())
-			assert.ErrorIs(t, p.say("other"), publisher.ErrRefused)
-		}
-		works.Store(true)
+		together([]*letter{l, slow}, func(l *letter) { l.try() })
 		require.NoError(t, p.say("other"))
-		for range 2 {
-			both()
-			require.EqualValues(t, 1, copies.Load(), "given up, though the channel is in use")
-		}
-		ack(<-held)
-		slow.deliver()
+		began := time.Now()
+		together([]*letter{l, slow}, func(l *letter) { l.try() })
 		l.deliver()
-		assert.EqualValues(t, 2, copies.Load())
-		assert.EqualValues(t, 1, beside.Load())
+		assert.Equal(t, soon, time.Since(began))
+		assert.Equal(t, 2, broker.copies("letter"))
+		assert.True(t, slow.pending.IsOpen())
+		assert.Equal(t, 1, broker.copies("beside"))
 	})
+}
+
+// A confirm on the channel of a lost one says nothing about it.
+func TestALateConfirmOnTheSameChannelGivesNothingUp(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		broker := &swallower{lose: map[string]int{"second": 1}}
+		p, _ := onPeer(t, soon, func(p *peer.Publish) {
+			if string(p.Body) == "first" {
+				time.AfterFunc(soon+soon/2, func() { ack(p) })
+				return
+			}
+			broker.answer(p)
+		})
+		p.recovers()
+		first, second := p.letter("first"), p.letter("second")
+		both := []*letter{first, second}
+		together(both, func(l *letter) { l.try() })
+		together(both, func(l *letter) { l.try() })
+		require.NoError(t, first.outcome)
+		second.stayOpen(4)
+		assert.Equal(t, 1, broker.copies("second"))
+	})
+}
+
+// A target without success for three timeouts gets one publish again, however many wait. When that
+// one is confirmed, the others are given up, too. No target keeps another waiting: each of these
+// is lonely, and there are more than channels of their own.
+func TestAScoutFindsOutWhetherATargetWorks(t *testing.T) {
+	t.Parallel()
+	each(t, map[string]int{"one target": 1, "lonely targets": 100}, func(t *testing.T, targets int) {
+		const letters = 100
+		broker := &swallower{lose: map[string]int{}}
+		p, _ := onPeer(t, soon, broker.answer)
+		p.recovers()
+		var all []*letter
+		for i := range letters {
+			l := p.letter(fmt.Sprint("letter ", i))
+			l.key = fmt.Sprint("queue ", i%targets)
+			broker.lose[l.body] = 1
+			all = append(all, l)
+		}
+		began := time.Now()
+		again := map[time.Duration]int{}
+		var mu sync.Mutex
+		together(all, func(l *letter) {
+			for !l.try() {
+			}
+			mu.Lock()
+			again[time.Since(began)]++
+			mu.Unlock()
+			assert.Equal(t, 2, broker.copies(l.body), l.body)
+		})
+		want := map[time.Duration]int{3 * soon: targets}
+		if targets < letters {
+			want[4*soon] = letters - targets
+		}
+		assert.Equal(t, want, again)
+	})
+}
+
+// While a target stays silent, the pauses between its scouts double.
+func TestScoutsOfADeadTargetAreRare(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		broker := &swallower{lose: map[string]int{"letter": 1000}}
+		p, _ := onPeer(t, soon, broker.answer)
+		p.recovers()
+		l := p.letter("letter")
+		for began := time.Now(); time.Since(began) < 100*soon; {
+			l.try()
+		}
+		assert.Equal(t, 6, broker.copies("letter"), "after 0, 3, 9, 21, 45 and 93 timeouts")
+		assert.Equal(t, 1, p.proxy.Connections())
+	})
+}
+
+// swallower is a broker that loses the first confirms of some bodies.
+type swallower struct {
+	mu   sync.Mutex
+	lose map[string]int
+	sent map[string]int
+}
+
+func (s *swallower) answer(p *peer.Publish) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sent == nil {
+		s.sent = map[string]int{}
+	}
+	body := string(p.Body)
+	if s.sent[body]++; s.sent[body] > s.lose[body] {
+		ack(p)
+	}
+}
+
+func (s *swallower) copies(body string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sent[body]
 }
 
 // A caller that waits for an outcome also notices that the broker is gone silently.

@@ -166,6 +166,7 @@ func (s *state) set(cluster *testbroker.Cluster) error {
 				return err
 			}
 		}
+		s.witness.timeout = cmp.Or(s.config.Timeout, confirmTimeout)
 		s.witness.watch(f.consumers)
 		n.fronts = append(n.fronts, f)
 		s.making.urls = append(s.making.urls, f.producers.URL())

@@ -70,7 +70,7 @@ func calm(t *testing.T, bug chaos.Bug, schedule chaos.Schedule) chaos.Run {
 	testbroker.RequireNode(t)
 	r, err := chaos.Do(t.Context(), chaos.Config{
 		Seed: 1, Faults: time.Second, Nodes: 1, Consumers: 1, Rate: 60, Strategy: "perqueue", Bug: bug,
-		Schedule: &schedule, Timeout: 500 * time.Millisecond, Out: t.Output(),
+		Schedule: &schedule, Timeout: 2 * time.Second, Out: t.Output(),
 	})
 	require.NoError(t, err)
 	t.Logf("RabbitMQ %s\n%s", r.Version, r.Report)
@@ -88,8 +88,8 @@ func TestASecondCopyIsFound(t *testing.T) {
 	require.NoError(t, os.RemoveAll(r.Kept))
 }
 
-// Given confirms that come seconds after the confirm timeout on connections that live, then no
-// message has a second copy.
+// Given confirms that come seconds after the confirm timeout on connections that live, and before
+// three of them, then no message has a second copy.
 func TestNoMessageIsHandledAgainForALateConfirm(t *testing.T) {
 	t.Parallel()
 	r := calm(t, "", chaos.Schedule{Clients: []chaos.Fault{{

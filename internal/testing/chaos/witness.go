@@ -3,6 +3,8 @@ package chaos
 import (
 	"bytes"
 	"encoding/binary"
+	"maps"
+	"math"
 	"sync"
 	"time"
 
@@ -18,7 +20,7 @@ type Lost string
 const (
 	LostProcess    Lost = "process"
 	LostConsuming  Lost = "consuming connection"  // or its channel, or its consumer, by the broker
-	LostPublishing Lost = "publishing connection" // or its channel, by the broker
+	LostPublishing Lost = "publishing connection" // or its channel, by the broker, or a confirm
 )
 
 // Loss is the end of a consumer process, of one of its connections, or of a channel that the broker
@@ -33,8 +35,12 @@ type Loss struct {
 	Own bool
 }
 
-// witness records the losses that it sees on the connections of consumers.
+// witness records the losses that it sees on the connections of consumers. A confirm is lost when a
+// consumer publishes to a target that has confirmed nothing for three confirm timeouts, although
+// something is open there: it may be a scout.
 type witness struct {
+	timeout time.Duration // of the consumers' confirms
+
 	mu     sync.Mutex
 	losses []Loss
 }
@@ -43,6 +49,20 @@ type witness struct {
 type witnessed struct {
 	consumer            string
 	consumes, publishes bool
+	tags                map[uint16]uint64    // of the last publish, by channel
+	open                map[publish]sent     // not confirmed
+	scouted             map[string]time.Time // by target
+}
+
+// publish is named by its channel and tag.
+type publish struct {
+	channel uint16
+	tag     uint64
+}
+
+type sent struct {
+	target string
+	at     time.Time
 }
 
 func (w *witness) record(l Loss) {
@@ -70,7 +90,7 @@ func (w *witness) watch(p *testbroker.Proxy) {
 			c = &witnessed{}
 			connections[s.Connection] = c
 		}
-		if what := c.look(s); what != "" {
+		if what := c.look(s, w.timeout); what != "" {
 			now := time.Now()
 			w.record(Loss{Consumer: c.consumer, What: what, Began: now, At: now})
 		}
@@ -97,12 +117,25 @@ func (w *witness) watch(p *testbroker.Proxy) {
 
 // look takes in a frame, and returns the consumer's loss by it. A channel that the client itself
 // closes is no loss: the client may not give up a publish that way.
-func (c *witnessed) look(s testbroker.Seen) Lost {
+func (c *witnessed) look(s testbroker.Seen, timeout time.Duration) Lost {
 	switch method := s.Method(); {
 	case s.Up && method == frame.ConnectionStartOk:
 		c.consumer = connectionName(s.Args())
+	case s.Up && method == frame.ChannelOpen:
+		c.forget(s.Channel(), math.MaxUint64)
+		delete(c.tags, s.Channel())
 	case s.Up && method == frame.BasicPublish:
 		c.publishes = true
+		if c.scouts(s, timeout) {
+			return LostPublishing
+		}
+	case !s.Up && (method == frame.BasicAck || method == frame.BasicNack):
+		args := frame.Args(s.Args())
+		if tag := args.Uint64(); args.Byte()&1 != 0 {
+			c.forget(s.Channel(), tag)
+		} else {
+			delete(c.open, publish{s.Channel(), tag})
+		}
 	case !s.Up && method == frame.BasicDeliver:
 		c.consumes = true
 	case !s.Up && (method == frame.ChannelClose || method == frame.BasicCancel):
@@ -114,6 +147,38 @@ func (c *witnessed) look(s testbroker.Seen) Lost {
 		}
 	}
 	return ""
+}
+
+// scouts notes a publish, and reports whether it may be a scout: the library waits for two timeouts
+// after the first one.
+func (c *witnessed) scouts(s testbroker.Seen, timeout time.Duration) bool {
+	args := frame.Args(s.Args())
+	args.Skip(2)
+	now := time.Now()
+	p := sent{args.Short() + " " + args.Short(), now}
+	since := now
+	for _, other := range c.open {
+		if other.target == p.target && other.at.Before(since) {
+			since = other.at
+		}
+	}
+	if c.open == nil {
+		c.tags, c.open, c.scouted = map[uint16]uint64{}, map[publish]sent{}, map[string]time.Time{}
+	}
+	c.tags[s.Channel()]++
+	c.open[publish{s.Channel(), c.tags[s.Channel()]}] = p
+	if now.Sub(latest(since, c.scouted[p.target])) < 2*timeout {
+		return false
+	}
+	c.scouted[p.target] = now
+	return true
+}
+
+// forget forgets the publishes of a channel, up to a tag.
+func (c *witnessed) forget(channel uint16, last uint64) {
+	maps.DeleteFunc(c.open, func(p publish, _ sent) bool {
+		return p.channel == channel && p.tag <= last
+	})
 }
 
 // connectionName returns the first word of a connection's name, which is the consumer's name.

@@ -19,7 +19,7 @@ func witnessing(t *testing.T) (w *witness, p *testbroker.Proxy,
 	connect func(name string) (*amqp.Connection, *amqp.Channel),
 ) {
 	t.Helper()
-	w, p = &witness{}, testbroker.NewProxy(t, testbroker.URL(t))
+	w, p = &witness{timeout: time.Second / 10}, testbroker.NewProxy(t, testbroker.URL(t))
 	w.watch(p)
 	return w, p, func(name string) (*amqp.Connection, *amqp.Channel) {
 		properties := amqp.NewConnectionProperties()
@@ -82,6 +82,29 @@ func TestWitnessKnowsWhoEndedAConnection(t *testing.T) {
 	require.NoError(t, publishing.Publish("", "nowhere", false, false, amqp.Publishing{}))
 	require.NoError(t, connection.Close())
 	await(t, w, Loss{Consumer: "c1", What: LostPublishing, Own: true})
+}
+
+// A publish to a target that has confirmed nothing for more than two timeouts is a scout; the next
+// one, and one to another target, are not.
+func TestWitnessSeesAScout(t *testing.T) {
+	t.Parallel()
+	w, p, connect := witnessing(t)
+	_, publishing := connect("c1: retries")
+	require.NoError(t, publishing.Confirm(false))
+	say := func(to string) {
+		require.NoError(t, publishing.Publish("", to, false, false, amqp.Publishing{}))
+	}
+	confirm, err := publishing.PublishWithDeferredConfirm("", "a", false, false, amqp.Publishing{})
+	require.NoError(t, err)
+	require.True(t, confirm.Wait())
+	p.HoldConfirms(true)
+	say("silent")
+	<-time.After(3 * w.timeout)
+	assert.Empty(t, summary(w))
+	for _, to := range []string{"a", "silent", "silent"} {
+		say(to)
+	}
+	await(t, w, Loss{Consumer: "c1", What: LostPublishing})
 }
 
 func TestConnectionName(t *testing.T) {

@@ -31,7 +31,8 @@ var events = []event{
 	// A copy that was written when the disk became full is stored when it has room again. Its
 	// outcome is open, and it is given up when the hold ends.
 	{"the disk is full for an hour", 1, 3, fullDisk},
-	{"confirms take a minute", 0, 0, func(ctx context.Context, r *run) error {
+	// A wait queue that is silent for three confirm timeouts gets a scout.
+	{"confirms take a minute", 1, 1, func(ctx context.Context, r *run) error {
 		r.publishing.HoldConfirms(true)
 		defer r.publishing.HoldConfirms(false)
 		return sleep(ctx, 6*confirmTimeout) // as a minute is to ten seconds

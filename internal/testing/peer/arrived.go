@@ -48,7 +48,14 @@ func (p *Publish) AckOn(channel uint16, tag uint64) {
 	p.confirm(frame.BasicAck, channel, tag, false)
 }
 
+// confirm sends nothing once the client has closed the channel: a broker knows it no more.
 func (p *Publish) confirm(m frame.Method, channel uint16, tag uint64, multiple bool) {
+	s := p.ch.conn.server
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p.ch.conn.channels[p.ch.id] != p.ch {
+		return
+	}
 	p.ch.conn.send(channel, m, frame.Long(tag), flag(multiple))
 }
 
