@@ -38,6 +38,9 @@ func Open(ctx context.Context, cfg Config) (*Link, error) {
 		cfg: cfg, urls: append([]string{cfg.URL}, cfg.More...),
 		done: make(chan struct{}), changed: make(chan struct{}),
 	}
+	if cfg.Credentials != nil {
+		l.cfg.Credentials = oneAtATime(cfg.Credentials)
+	}
 	for _, u := range l.urls {
 		if err := CheckURL(u); err != nil {
 			return nil, err
@@ -55,6 +58,45 @@ func Open(ctx context.Context, cfg Config) (*Link, error) {
 		problems = append(problems, err)
 	}
 	return nil, errors.Join(problems...)
+}
+
+// oneAtATime returns ask for the dials, which follow one another. It returns at the end of ctx also
+// if the user's function does not. A later dial then waits for the same call.
+func oneAtATime(
+	ask func(context.Context) (user, password string, err error),
+) func(context.Context) (user, password string, err error) {
+	type answer struct {
+		user, password string
+		err            error
+	}
+	var running chan answer
+	return func(ctx context.Context) (string, string, error) {
+		for {
+			late := running != nil
+			if !late {
+				running = make(chan answer, 1)
+				go func(told chan<- answer) {
+					defer close(told) // the user's function may end its goroutine
+					var a answer
+					a.user, a.password, a.err = ask(ctx)
+					told <- a
+				}(running)
+			}
+			select {
+			case a, ok := <-running:
+				running = nil
+				switch {
+				case late && (!ok || a.err != nil): // of an earlier ctx
+					continue
+				case !ok:
+					return "", "", errors.New("the function has ended its goroutine")
+				}
+				return a.user, a.password, a.err
+			case <-ctx.Done():
+				return "", "", context.Cause(ctx)
+			}
+		}
+	}
 }
 
 // dialNext dials the URL whose turn it is. Only Open and then run call it.

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -12,6 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/internal/testing/memnet"
+	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
@@ -56,6 +60,47 @@ func TestDoGoesOnOnTheNextConnection(t *testing.T) {
 	calls, failed := 0, errors.New("failed")
 	assert.ErrorIs(t, l.Do(t.Context(), func(*link.Conn) error { calls++; return failed }), failed)
 	assert.Equal(t, 1, calls)
+}
+
+// Given credentials that hang and do not heed their context, then each dial ends at its timeout, the
+// function is called once, and Close returns. Once it answers, its answer is used.
+func TestCredentialsThatHang(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var asked atomic.Int64
+		free := make(chan struct{})
+		logs := new(capture)
+		cfg := config(peer.Start(t, nil).URL())
+		logs.into(&cfg)
+		cfg.AMQP = &amqp.Config{Dial: memnet.Dial}
+		cfg.Credentials = func(context.Context) (string, string, error) {
+			if asked.Add(1) == 2 {
+				<-free
+			}
+			return "guest", "guest", nil
+		}
+		l, err := link.Open(t.Context(), cfg)
+		require.NoError(t, err)
+		for range 2 {
+			free = make(chan struct{})
+			asked.Store(1)
+			live(t, l).Kill(errors.New("lost"))
+			<-time.After(10 * cfg.ConnectTimeout)
+			require.EqualValues(t, 2, asked.Load())
+			require.ErrorContains(t, logs.logged(t, "Cannot reconnect to RabbitMQ, trying again"),
+				"ask for credentials: context deadline exceeded")
+			close(free)
+			require.False(t, live(t, l).IsClosed())
+		}
+		free = make(chan struct{})
+		asked.Store(1)
+		live(t, l).Kill(errors.New("lost"))
+		<-time.After(time.Second)
+		began := time.Now()
+		l.Close()
+		require.Zero(t, time.Since(began))
+		close(free)
+	})
 }
 
 func TestTriesAgainUntilTheBrokerIsBack(t *testing.T) {
