@@ -236,27 +236,32 @@ func (d *delivery) abandon() {
 	own.putBack()
 }
 
-// turns is the line in which the suspects of a process wait to be tried, one at a time and
-// in the order of their delivery. Tried together they would end the process together, once
-// with each restart, until the broker drops all of them at its limit.
+// turns has a line for each queue, in which the suspects of a process wait to be tried, one at a
+// time and in the order of their delivery. Tried together they would end the process together, once
+// with each restart, until the broker drops all of them at its limit. The suspects of other queues
+// do not wait: slow handlers of one queue must not stop another.
 type turns struct {
-	mu   sync.Mutex
-	line []*turn // the first has its turn
+	mu    sync.Mutex
+	lines map[string][]*turn // by queue; the first of a line has its turn
 }
 
-// turn is a place in the line.
+// turn is a place in a line.
 type turn struct {
-	of   *turns
-	come chan struct{} // closed when all before have left
+	of    *turns
+	queue string
+	come  chan struct{} // closed when all before have left
 }
 
-// join takes the last place.
-func (t *turns) join() *turn {
+// join takes the last place in the line of a queue.
+func (t *turns) join(queue string) *turn {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	own := &turn{of: t, come: make(chan struct{})}
-	t.line = append(t.line, own)
-	if len(t.line) == 1 {
+	if t.lines == nil {
+		t.lines = map[string][]*turn{}
+	}
+	own := &turn{of: t, queue: queue, come: make(chan struct{})}
+	t.lines[queue] = append(t.lines[queue], own)
+	if len(t.lines[queue]) == 1 {
 		close(own.come)
 	}
 	return own
@@ -270,12 +275,17 @@ func (own *turn) leave() {
 	}
 	own.of.mu.Lock()
 	defer own.of.mu.Unlock()
-	i := slices.Index(own.of.line, own)
+	line := own.of.lines[own.queue]
+	i := slices.Index(line, own)
 	if i < 0 {
 		return
 	}
-	own.of.line = slices.Delete(own.of.line, i, i+1)
-	if i == 0 && len(own.of.line) > 0 {
-		close(own.of.line[0].come)
+	line = slices.Delete(line, i, i+1)
+	own.of.lines[own.queue] = line
+	switch {
+	case len(line) == 0:
+		delete(own.of.lines, own.queue)
+	case i == 0:
+		close(line[0].come)
 	}
 }

@@ -112,9 +112,10 @@ func hasCome(own *turn) bool {
 func TestTurnsComeInOrder(t *testing.T) {
 	t.Parallel()
 	var line turns
-	first, second, third, fourth := line.join(), line.join(), line.join(), line.join()
+	first, second, third, fourth := line.join("q"), line.join("q"), line.join("q"), line.join("q")
 	require.True(t, hasCome(first))
 	require.False(t, hasCome(second))
+	require.True(t, hasCome(line.join("another queue")))
 	second.leave() // before its turn
 	require.False(t, hasCome(third))
 	first.leave()
@@ -125,7 +126,7 @@ func TestTurnsComeInOrder(t *testing.T) {
 	third.leave()
 	require.True(t, hasCome(fourth))
 	fourth.leave()
-	require.True(t, hasCome(line.join()), "an empty line")
+	require.True(t, hasCome(line.join("q")), "an empty line")
 	var none *turn
 	none.leave()
 }
@@ -137,7 +138,7 @@ func TestOneTurnAtATime(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 200 {
 		wg.Go(func() {
-			own := line.join()
+			own := line.join("q")
 			defer own.leave()
 			if i%3 == 0 { // gives up before its turn
 				return
@@ -152,5 +153,5 @@ func TestOneTurnAtATime(t *testing.T) {
 	}
 	wg.Wait()
 	require.EqualValues(t, 133, tried.Load())
-	require.Empty(t, line.line)
+	require.Empty(t, line.lines)
 }

@@ -22,6 +22,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/memnet"
+	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
@@ -487,4 +489,49 @@ func TestOnlyThePoisonOfManyDeathsIsDeadLettered(t *testing.T) {
 		}
 	}
 	all.Wait()
+}
+
+// Given suspects of the crash guard in two queues of one Client, when the handlers of one queue are
+// slow, then the messages of the other are all handled at once: its suspects have their own line.
+func TestSuspectsOfOneQueueDoNotStopAnother(t *testing.T) {
+	t.Parallel()
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+		policy := backoff.List{time.Second}
+		cfg := rig.QueueConfig(broker.URL())
+		rig.QuorumQueue(&cfg)
+		cfg.Connection.AmqpConfig = &amqp.Config{Dial: memnet.Dial}
+		logs := &rig.Logs{}
+		client, err := topology.Open(t.Context(), cfg.Connection, topology.PerQueue{},
+			topology.WithLogger(logs))
+		require.NoError(t, err)
+		defer client.Close()
+		sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy), topology.WithConcurrency(4))
+		require.NoError(t, err)
+		send := func(queue string, n int, headers amqp.Table) {
+			for range n {
+				rig.Publish(t, broker.URL(), "", queue, amqp.Publishing{Headers: headers})
+			}
+		}
+		router := rig.Router(t, client, policy, message.RouterConfig{}, logs, nil)
+		var quick atomic.Int64
+		for queue, handle := range map[string]func(){
+			"slow":  func() { <-time.After(20 * time.Second) },
+			"quick": func() { quick.Add(1) },
+		} {
+			require.NoError(t, sub.SubscribeInitialize(queue))
+			router.AddConsumerHandler(queue, queue, sub, func(*message.Message) error { handle(); return nil })
+		}
+		suspects := func(queue string) {
+			send(queue, 16, amqp.Table{header.Queue: queue, header.Interruptions: "1"})
+		}
+		suspects("slow")
+		rig.Run(t, router)
+		<-time.After(time.Second)
+		suspects("quick")
+		send("quick", 100, nil)
+		<-time.After(time.Second)
+		require.EqualValues(t, 116, quick.Load())
+		<-time.After(10 * time.Minute) // Watermill's Close holds a lock while a handler works
+		require.NoError(t, router.Close())
+	})
 }
