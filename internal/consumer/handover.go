@@ -305,7 +305,6 @@ func (d *delivery) publish(
 	if err != nil {
 		if d.handlerEnded() {
 			d.sub.places.hold(&d.place)
-			d.turn.leave() // the process has survived the handler
 		}
 		if isDeclined(err) && d.isOwn(route) {
 			return err // the plan has no part that could be declared again
