@@ -62,8 +62,8 @@ func TestDoGoesOnOnTheNextConnection(t *testing.T) {
 	assert.Equal(t, 1, calls)
 }
 
-// Given credentials that hang and do not heed their context, then each dial ends at its timeout, the
-// function is called once, and Close returns. Once it answers, its answer is used.
+// Given credentials that hang and do not heed their context, then each dial ends at its timeout,
+// the function is called once, and Close returns. Once it answers, its answer is used.
 func TestCredentialsThatHang(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

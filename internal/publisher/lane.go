@@ -5,8 +5,8 @@ const (
 	maxApart = 64
 	// maxRetired bounds the channels that are open only because some of their confirms are late.
 	maxRetired = 64
-	// maxKnown bounds the exchanges that are known to work, and the targets that are known to be silent
-	// although no outcome is open.
+	// maxKnown bounds the exchanges that are known to work, and the targets that are known to be
+	// silent although no outcome is open.
 	maxKnown = 256
 )
 
@@ -58,7 +58,8 @@ func (p *Publisher) ownLane(to Target) *lane {
 }
 
 // separate gives a target its own lane until a message has gone through there, unless too many
-// targets have one. refused says that the broker has closed a channel on which the target was in use.
+// targets have one. refused says that the broker has closed a channel on which the target was in
+// use.
 func (p *Publisher) separate(to Target, refused bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -118,8 +118,8 @@ func (p *Publisher) works(to Target, c *channel) {
 //
 //   - Its target has worked on another channel, and the whole timeout has passed since.
 //   - Its target had no success for three timeouts. Then this publish is the scout: sent again, it
-//     shows whether the target works. Each scout without success doubles the time until the next. If
-//     the first copy is stored after all, the scout is a second one.
+//     shows whether the target works. Each scout without success doubles the time until the next.
+//     If the first copy is stored after all, the scout is a second one.
 func (p *Publisher) isLost(s *sent) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

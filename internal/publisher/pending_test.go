@@ -222,8 +222,8 @@ func (s *slowTarget) release() (channels, beside int) {
 }
 
 // The broker has lost confirms (F29). The publish is given up when its target has worked on another
-// channel for a whole timeout, and not before. A publish to another target, whose outcome is open on
-// the same channel, changes nothing and stays.
+// channel for a whole timeout, and not before. A publish to another target, whose outcome is open
+// on the same channel, changes nothing and stays.
 func TestLostConfirmIsGivenUpOnceItsTargetWorks(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -519,7 +519,10 @@ func TestSuspectsOfOneQueueDoNotStopAnother(t *testing.T) {
 			"quick": func() { quick.Add(1) },
 		} {
 			require.NoError(t, sub.SubscribeInitialize(queue))
-			router.AddConsumerHandler(queue, queue, sub, func(*message.Message) error { handle(); return nil })
+			router.AddConsumerHandler(queue, queue, sub, func(*message.Message) error {
+				handle()
+				return nil
+			})
 		}
 		suspects := func(queue string) {
 			send(queue, 16, amqp.Table{header.Queue: queue, header.Interruptions: "1"})

@@ -21,12 +21,12 @@ var evaluatorCode string
 
 // evaluator returns the code for one node.
 func (l layout) evaluator() string {
-	return strings.NewReplacer("COOKIE", l.cookie, "PORTFILE", filepath.Join(l.inside, "evaluator.port")).
-		Replace(evaluatorCode)
+	port := filepath.Join(l.inside, "evaluator.port")
+	return strings.NewReplacer("COOKIE", l.cookie, "PORTFILE", port).Replace(evaluatorCode)
 }
 
-// evaluating returns the argument with which the node's Erlang starts the evaluator. It has no space,
-// because the script of RabbitMQ splits its arguments there.
+// evaluating returns the argument with which the node's Erlang starts the evaluator. It has no
+// space, because the script of RabbitMQ splits its arguments there.
 func (l layout) evaluating() string {
 	return fmt.Sprintf(`-eval file:eval("%s").`, filepath.Join(l.inside, "evaluator.erl"))
 }

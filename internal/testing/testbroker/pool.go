@@ -122,7 +122,8 @@ func (p *pool) close() error {
 // asNew is evaluated on a node that comes back.
 const asNew = `
 	By = <<"test">>, All = <<".*">>,
-	[rabbit_networking:close_connection(C, "the test is over") || C <- rabbit_networking:connections()],
+	[rabbit_networking:close_connection(C, "the test is over") ||
+		C <- rabbit_networking:connections()],
 	[ok = rabbit_vhost:delete(V, By) || V <- rabbit_vhost:list_names()],
 	[ok = rabbit_auth_backend_internal:delete_user(U, By) ||
 		User <- rabbit_auth_backend_internal:list_users(), {user, U} <- User, U =/= <<"guest">>],
