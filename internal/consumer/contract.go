@@ -14,6 +14,7 @@ package consumer
 import (
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -52,7 +53,7 @@ type Group struct {
 	ConfirmTimeout time.Duration                   // of each publish
 
 	guard guard
-	turns turns
+	turns sync.Map     // the *turns of each queue, by its name
 	held  atomic.Int64 // hand-overs that cannot be stored now
 }
 

@@ -236,32 +236,34 @@ func (d *delivery) abandon() {
 	own.putBack()
 }
 
-// turns has a line for each queue, in which the suspects of a process wait to be tried, one at a
-// time and in the order of their delivery. Tried together they would end the process together, once
-// with each restart, until the broker drops all of them at its limit. The suspects of other queues
-// do not wait: slow handlers of one queue must not stop another.
+// turnsOf returns the line of a queue. The suspects of other queues do not wait in it: slow
+// handlers of one queue must not stop another.
+func (g *Group) turnsOf(queue string) *turns {
+	own, _ := g.turns.LoadOrStore(queue, new(turns))
+	return own.(*turns)
+}
+
+// turns is the line in which the suspects of a queue wait in a process to be tried, one at a time
+// and in the order of their delivery. Tried together they would end the process together, once with
+// each restart, until the broker drops all of them at its limit.
 type turns struct {
-	mu    sync.Mutex
-	lines map[string][]*turn // by queue; the first of a line has its turn
+	mu   sync.Mutex
+	line []*turn // the first has its turn
 }
 
-// turn is a place in a line.
+// turn is a place in the line.
 type turn struct {
-	of    *turns
-	queue string
-	come  chan struct{} // closed when all before have left
+	of   *turns
+	come chan struct{} // closed when all before have left
 }
 
-// join takes the last place in the line of a queue.
-func (t *turns) join(queue string) *turn {
+// join takes the last place.
+func (t *turns) join() *turn {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.lines == nil {
-		t.lines = map[string][]*turn{}
-	}
-	own := &turn{of: t, queue: queue, come: make(chan struct{})}
-	t.lines[queue] = append(t.lines[queue], own)
-	if len(t.lines[queue]) == 1 {
+	own := &turn{of: t, come: make(chan struct{})}
+	t.line = append(t.line, own)
+	if len(t.line) == 1 {
 		close(own.come)
 	}
 	return own
@@ -275,17 +277,12 @@ func (own *turn) leave() {
 	}
 	own.of.mu.Lock()
 	defer own.of.mu.Unlock()
-	line := own.of.lines[own.queue]
-	i := slices.Index(line, own)
+	i := slices.Index(own.of.line, own)
 	if i < 0 {
 		return
 	}
-	line = slices.Delete(line, i, i+1)
-	own.of.lines[own.queue] = line
-	switch {
-	case len(line) == 0:
-		delete(own.of.lines, own.queue)
-	case i == 0:
-		close(line[0].come)
+	own.of.line = slices.Delete(own.of.line, i, i+1)
+	if i == 0 && len(own.of.line) > 0 {
+		close(own.of.line[0].come)
 	}
 }

@@ -112,10 +112,9 @@ func hasCome(own *turn) bool {
 func TestTurnsComeInOrder(t *testing.T) {
 	t.Parallel()
 	var line turns
-	first, second, third, fourth := line.join("q"), line.join("q"), line.join("q"), line.join("q")
+	first, second, third, fourth := line.join(), line.join(), line.join(), line.join()
 	require.True(t, hasCome(first))
 	require.False(t, hasCome(second))
-	require.True(t, hasCome(line.join("another queue")))
 	second.leave() // before its turn
 	require.False(t, hasCome(third))
 	first.leave()
@@ -126,7 +125,7 @@ func TestTurnsComeInOrder(t *testing.T) {
 	third.leave()
 	require.True(t, hasCome(fourth))
 	fourth.leave()
-	require.True(t, hasCome(line.join("q")), "an empty line")
+	require.True(t, hasCome(line.join()), "an empty line")
 	var none *turn
 	none.leave()
 }
@@ -138,7 +137,7 @@ func TestOneTurnAtATime(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 200 {
 		wg.Go(func() {
-			own := line.join("q")
+			own := line.join()
 			defer own.leave()
 			if i%3 == 0 { // gives up before its turn
 				return
@@ -153,5 +152,5 @@ func TestOneTurnAtATime(t *testing.T) {
 	}
 	wg.Wait()
 	require.EqualValues(t, 133, tried.Load())
-	require.Empty(t, line.lines)
+	require.Empty(t, line.line)
 }

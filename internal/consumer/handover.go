@@ -323,7 +323,7 @@ func (d *delivery) publish(
 // suspect of the crash guard keeps its place. So does a message whose handler may still run, and
 // the message of a probe.
 func (d *delivery) AfterWrite() {
-	if d.handlerEnded() && d.turn == nil && !d.on.probing && d.sub.places.written(&d.place) {
+	if d.handlerEnded() && !d.alone && !d.on.probing && d.sub.places.written(&d.place) {
 		d.sub.noteNarrow()
 	}
 }

@@ -126,7 +126,7 @@ func (s *Subscription) arrived(c *consumer, in *intake, a arrival) {
 	case innocent:
 		in.ready.push(a)
 	case suspect:
-		a.turn = s.cfg.Group.turns.join(s.cfg.Queue)
+		a.turn = s.cfg.Group.turnsOf(s.cfg.Queue).join()
 		in.suspects.push(a)
 	case endangered, culprit:
 		s.wg.Add(1)
@@ -152,7 +152,7 @@ func (s *Subscription) arrived(c *consumer, in *intake, a arrival) {
 // take the next delivery.
 func (s *Subscription) take(t task, idle func()) {
 	d, end := s.newDelivery(t.from, t.arrival)
-	d.place.at, d.turn = inPlace, t.turn
+	d.place.at, d.alone = inPlace, t.turn != nil
 	returned := false
 	defer func() {
 		if d.step != nil && s.base.Err() == nil { // else its handler may run

@@ -445,7 +445,7 @@ func (w *world) run() (wrong []string) {
 // order, and none is lost or stands still.
 func TestKeysKeepTheirOrder(t *testing.T) {
 	t.Parallel()
-	seeds := uint64(1000)
+	seeds := uint64(3000)
 	if os.Getenv("MILLPOND_LONG") != "" {
 		seeds = 20_000
 	}

@@ -113,14 +113,19 @@ func (p *Publisher) works(to Target, c *channel) {
 	}
 }
 
-// isLost reports whether an open publish is to be given up, because its confirm is lost: RabbitMQ
+// givesUp reports whether an open publish is given up now, because its confirm is lost: RabbitMQ
 // may lose a confirm, before 4.3 also together with its publish (F29). There are two reasons.
 //
 //   - Its target has worked on another channel, and the whole timeout has passed since.
 //   - Its target had no success for three timeouts. Then this publish is the scout: sent again, it
 //     shows whether the target works. Each scout without success doubles the time until the next.
 //     If the first copy is stored after all, the scout is a second one.
-func (p *Publisher) isLost(s *sent) bool {
+func (p *Publisher) givesUp(s *sent) bool {
+	select {
+	case <-s.confirm.Done(): // in the same moment
+		return false
+	default:
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	t := p.silent[s.to]
@@ -145,7 +150,7 @@ func (p *Publisher) isLost(s *sent) bool {
 
 // Await waits for the outcome of the open publish, for at most Config.Timeout or until ctx is
 // done, and returns it as Publish does. If IsOpen reports true afterwards, the outcome is still
-// open. Otherwise it is known, or was lost with the channel, or is given up: see isLost. Await
+// open. Otherwise it is known, or was lost with the channel, or is given up: see givesUp. Await
 // returns an error if nothing is open.
 func (o *Pending) Await(ctx context.Context) error {
 	s := o.sent.Load()
@@ -167,7 +172,7 @@ func (o *Pending) Await(ctx context.Context) error {
 	case <-s.confirm.Done():
 	case <-ctx.Done():
 		p.probe(s.channel.conn)
-		if p.isLost(s) {
+		if p.givesUp(s) {
 			o.Release()
 			return unknown(fmt.Errorf("%w: %w", ErrGivenUp, context.Cause(ctx)))
 		}

@@ -116,7 +116,7 @@ func (w *witness) watch(p *testbroker.Proxy) {
 }
 
 // look takes in a frame, and returns the consumer's loss by it. A channel that the client itself
-// closes is no loss: the client may not give up a publish that way.
+// closes is no loss: only a scout shows that a publish was given up.
 func (c *witnessed) look(s testbroker.Seen, timeout time.Duration) Lost {
 	switch method := s.Method(); {
 	case s.Up && method == frame.ConnectionStartOk:

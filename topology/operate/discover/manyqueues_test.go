@@ -124,7 +124,7 @@ func TestMemoryFor50000Queues(t *testing.T) {
 					case <-end:
 						highest <- peak - before
 						return
-					case <-time.After(250 * time.Millisecond):
+					case <-time.After(50 * time.Millisecond):
 						peak = max(peak, live())
 					}
 				}
