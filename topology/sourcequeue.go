@@ -97,7 +97,8 @@ func (s *source) learn(
 	}
 	limits.Classic = f.Kind == audit.Classic
 	limits.OneActive = f.Arguments["x-single-active-consumer"] == true
-	limits.Deliveries, _ = f.DeliveryLimit()
+	limit, certain := f.DeliveryLimit()
+	limits.Deliveries, limits.Unseen = limit, !certain
 	vhost, _ := client.linkCfg.Vhost() // parsed before
 	s.warn(f, f.Drops(s.plan.audited(), vhost, hold(limits.ConsumerTimeout)))
 	s.warnPolicies(m, f, vhost)
@@ -185,6 +186,11 @@ func (s *source) warn(f *audit.Facts, d *audit.Drop) {
 		s.logger.Info("Warning: messages that wait in a delayed-message exchange are lost if their wait "+
 			"ends while the broker restarts, because their quorum queue is not up yet; use another "+
 			"strategy, or a classic queue", nil)
+	}
+	if _, certain := f.DeliveryLimit(); !certain {
+		s.logger.Info("Warning: a delivery limit of the queue may be set that cannot be seen without "+
+			"WithManagement, so it is taken for a small one: a message whose process or connection has "+
+			"ended twice is snoozed for a second and tried alone", nil)
 	}
 	if d != nil {
 		s.logger.Info("Warning: the broker drops a message of the queue silently when the message was "+

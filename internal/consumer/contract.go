@@ -167,7 +167,8 @@ func (r *Route) Target() publisher.Target {
 
 // Limits are the limits that the broker sets on the deliveries of the queue.
 type Limits struct {
-	Deliveries int // the delivery limit, NoLimit for none
+	Deliveries int  // the delivery limit as far as it is known, NoLimit for none
+	Unseen     bool // a policy or an argument that could not be seen may set a smaller one
 	// NackCounts says that giving a delivery back raises its count on a quorum queue, as it
 	// does before RabbitMQ 4.3.
 	NackCounts      bool

@@ -20,6 +20,10 @@ const (
 	// quarter of the delivery limit is less. Neither a failure nor a nack of the router
 	// raises the count. A count that rises means that processes or connections have ended.
 	suspicion = 5
+	// unseenDanger is the count from which a delivery is endangered if a policy that cannot be
+	// seen may set a smaller limit. It is not 1: before RabbitMQ 4.3 a clean stop, too, counts
+	// once, and must cost no copy.
+	unseenDanger = 2
 	// maxInterruptions is how often a suspect is isolated before it is dead-lettered. The
 	// first time may be a precaution: see rescue.
 	maxInterruptions = 4
@@ -83,15 +87,15 @@ func (s *Subscription) judge(c *consumer, raw *amqp.Delivery) verdict {
 	// the clocks of other hosts.
 	held := c.NackCounts && !state.WaitingSince.IsZero() &&
 		clock.Now().Sub(state.WaitingSince) >= c.hold/2
-	return judge(raw, state.Interruptions, c.Deliveries, held)
+	return judge(raw, state.Interruptions, &c.Limits, held)
 }
 
 // judge is pure. Only quorum queues count deliveries. A count on a message that was not
 // redelivered comes from the producer (F2). held says that the count may come from a hold that
 // ended in an outage, and not from the end of a process.
-func judge(raw *amqp.Delivery, interruptions, limit int, held bool) verdict {
+func judge(raw *amqp.Delivery, interruptions int, limits *Limits, held bool) verdict {
 	count := deliveryCount(raw)
-	suspicious := int64(max(1, min(suspicion, limit/4)))
+	suspicious := int64(max(1, min(suspicion, limits.Deliveries/4)))
 	switch {
 	case !interrupted(raw) && interruptions > 0:
 		return suspect
@@ -99,12 +103,21 @@ func judge(raw *amqp.Delivery, interruptions, limit int, held bool) verdict {
 		return innocent
 	case interruptions >= mostInterruptions, interruptions >= maxInterruptions && !held:
 		return culprit
-	case count >= max(suspicious, int64(limit/2)):
+	case count >= limits.danger():
 		return endangered
 	case interruptions > 0 || count >= suspicious:
 		return suspect
 	}
 	return innocent
+}
+
+// danger is the delivery count from which a message must not wait in a consumer.
+func (l *Limits) danger() int64 {
+	danger := int64(max(1, l.Deliveries/2))
+	if l.Unseen {
+		danger = min(danger, unseenDanger)
+	}
+	return danger
 }
 
 // interrupted reports whether a consumer of the delivery has ended or lost its connection.

@@ -20,26 +20,30 @@ func TestJudge(t *testing.T) {
 		interruptions int
 		limit         int
 		want          verdict
+		unseen        bool
 	}{
-		"first delivery":                   {nil, false, 0, 20, innocent},
-		"forged by the producer":           {int64(100), false, 0, 20, innocent},
-		"no number":                        {"100", true, 0, 20, innocent},
-		"classic, redelivered":             {nil, true, 0, 20, innocent},
-		"interrupted once":                 {int64(1), true, 0, 20, innocent},
-		"just below":                       {int64(4), true, 0, 20, innocent},
-		"five times":                       {int64(5), true, 0, 20, suspect},
-		"half of the limit":                {int64(10), true, 0, 20, endangered},
-		"a quarter of a small limit":       {int64(2), true, 0, 8, suspect},
-		"half of a small limit":            {int64(4), true, 0, 8, endangered},
-		"a tiny limit":                     {int64(1), true, 0, 3, endangered},
-		"a limit of one":                   {int64(1), true, 0, 1, endangered},
-		"no limit":                         {int64(5), true, 0, NoLimit, suspect},
-		"no limit, very often":             {int64(5000), true, 0, NoLimit, suspect},
-		"suspected before":                 {int64(1), true, 1, 20, suspect},
-		"suspected before, back in peace":  {nil, true, 2, 20, suspect},
-		"isolated three times":             {int64(1), true, 3, 20, suspect},
-		"isolated four times":              {int64(1), true, 4, 20, culprit},
-		"forged interruptions, first time": {nil, false, 1000, 20, suspect},
+		"first delivery":                   {nil, false, 0, 20, innocent, false},
+		"forged by the producer":           {int64(100), false, 0, 20, innocent, false},
+		"no number":                        {"100", true, 0, 20, innocent, false},
+		"classic, redelivered":             {nil, true, 0, 20, innocent, false},
+		"interrupted once":                 {int64(1), true, 0, 20, innocent, false},
+		"just below":                       {int64(4), true, 0, 20, innocent, false},
+		"five times":                       {int64(5), true, 0, 20, suspect, false},
+		"half of the limit":                {int64(10), true, 0, 20, endangered, false},
+		"a quarter of a small limit":       {int64(2), true, 0, 8, suspect, false},
+		"half of a small limit":            {int64(4), true, 0, 8, endangered, false},
+		"a tiny limit":                     {int64(1), true, 0, 3, endangered, false},
+		"a limit of one":                   {int64(1), true, 0, 1, endangered, false},
+		"no limit":                         {int64(5), true, 0, NoLimit, suspect, false},
+		"no limit, very often":             {int64(5000), true, 0, NoLimit, suspect, false},
+		"suspected before":                 {int64(1), true, 1, 20, suspect, false},
+		"suspected before, back in peace":  {nil, true, 2, 20, suspect, false},
+		"isolated three times":             {int64(1), true, 3, 20, suspect, false},
+		"isolated four times":              {int64(1), true, 4, 20, culprit, false},
+		"forged interruptions, first time": {nil, false, 1000, 20, suspect, false},
+		"a limit that is not seen, once":   {int64(1), true, 0, NoLimit, innocent, true},
+		"a limit that is not seen, twice":  {int64(2), true, 0, NoLimit, endangered, true},
+		"a tiny limit, perhaps tinier":     {int64(1), true, 0, 3, endangered, true},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -48,7 +52,8 @@ func TestJudge(t *testing.T) {
 				Redelivered: c.redelivered,
 				Headers:     amqp.Table{"x-delivery-count": c.count},
 			}
-			require.Equal(t, c.want, judge(&raw, c.interruptions, c.limit, false))
+			require.Equal(t, c.want, judge(&raw, c.interruptions,
+				&Limits{Deliveries: c.limit, Unseen: c.unseen}, false))
 		})
 	}
 }

@@ -139,7 +139,7 @@ func FuzzDelivery(f *testing.F) {
 		}
 		d := fuzzedDelivery(t, waits, raw)
 
-		judge(&d.raw, d.State.Interruptions, 20, false)
+		judge(&d.raw, d.State.Interruptions, &Limits{Deliveries: 20}, false)
 		if left := d.remaining(); left < 0 || left > max(d.State.Delay, d.State.Snoozed) ||
 			left > backoff.MaxDelay {
 			t.Errorf("must wait for %v: %+v", left, d.State)

@@ -84,8 +84,7 @@ func (s *Subscription) fromMain(o *inOrder, raw amqp.Delivery) bool {
 	o.main.acks.arrived(raw.DeliveryTag)
 	a := arrival{raw: raw, at: time.Now(), on: o.main}
 	// Every end of a channel counts against the delivery limit. A copy has a new count.
-	limit := o.main.Deliveries
-	must := limit != NoLimit && deliveryCount(&raw) >= int64(max(1, limit/2)) && raw.Redelivered
+	must := raw.Redelivered && deliveryCount(&raw) >= o.main.danger()
 	key := s.keyOf(&raw)
 	o.mu.Lock()
 	o.line.Arrived(key, a, must)

@@ -404,6 +404,24 @@ func TestManyDeathsLoseNothing(t *testing.T) {
 	runs.Wait()
 }
 
+// Given a small delivery limit that only a policy sets, and a Client that cannot see policies, when
+// process after process dies with its messages in hand, then every message is handled or a dead
+// letter.
+func TestManyDeathsLoseNothingUnderAnUnseenLimit(t *testing.T) {
+	t.Parallel()
+	node := testbroker.Private(t)
+	node.Ctl(t, "set_policy", "--apply-to", "queues", "small", ".*", `{"delivery-limit":8}`)
+	conn := testbroker.Dial(t, node.URL())
+	for _, concurrency := range []int{1, 10, 40} {
+		t.Run(fmt.Sprintf("concurrency %d", concurrency), func(t *testing.T) {
+			t.Parallel()
+			q := newCrashQueue(t, conn, node.URL(), concurrency, "default")
+			q.limit = 8
+			q.dieOften(false, 24)
+		})
+	}
+}
+
 // dieOften lets processes die and one live on. They live longer or shorter than a handler runs.
 func (q *crashQueue) dieOften(longer bool, deaths int) {
 	q.t.Helper()
