@@ -48,6 +48,10 @@ LOG{"Action":"output","Package":"a/f","Test":"TestF/x","Output":"    --- FAIL: T
 {"Action":"output","Package":"a/f","Output":"FAIL\ta/f\t0.01s\n"}
 {"Action":"fail","Package":"a/f"}
 `
+		race = `{"Action":"output","Package":"p","Test":"TestA","Output":"WARNING: DATA RACE\n"}
+{"Action":"output","Package":"p","Test":"TestA","Output":"  Write at 0x00\n"}
+{"Action":"output","Package":"p","Test":"TestA","Output":"==================\n"}
+`
 		panicking = `{"Action":"output","Package":"x","Test":"TestX","Output":"panic: oh\n"}
 {"Action":"output","Package":"x","Output":"FAIL\tx\t0.01s\n"}
 {"Action":"fail","Package":"x"}
@@ -101,9 +105,13 @@ LOG{"Action":"output","Package":"a/f","Test":"TestF/x","Output":"    --- FAIL: T
 				counted(0, 3, "    rig.go:7: log %d\n"+strings.Repeat("        line\n", 49)) + ending,
 		},
 		"failed beside a data race": {
-			events: logged(1, `WARNING: DATA RACE %d\n"}`+"\n"),
-			want: "    --- FAIL: TestF/x (0.00s)\n    f_test.go:9: broken\nWARNING: DATA RACE 0\n" +
-				ending,
+			events: strings.ReplaceAll(race, `"Test":"TestA"`, `"Test":"TestF/x"`) + logged(0, ""),
+			want: "WARNING: DATA RACE\n  Write at 0x00\n==================\n" +
+				"    --- FAIL: TestF/x (0.00s)\n    f_test.go:9: broken\n" + ending,
+		},
+		"a data race that stands in a test which passes": {
+			events: race + passing,
+			want:   "WARNING: DATA RACE\n  Write at 0x00\n==================\nok  \tp\t0.01s\n",
 		},
 		"a panic ends no test":  {events: panicking, want: "panic: oh\nFAIL\tx\t0.01s\n"},
 		"build failed":          {events: unbuilt, want: "b.go:1: wrong\nFAIL\tb [build failed]\n"},

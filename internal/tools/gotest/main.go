@@ -101,6 +101,7 @@ type report struct {
 	passed  int
 	failed  []event // without their subtests
 	final   bool    // something has failed that is not to run again
+	race    string  // the package that prints a report of the race detector; "" for none
 }
 
 func newReport(out io.Writer, folder string, verbose bool) *report {
@@ -177,11 +178,19 @@ func (r *report) line(line []byte) {
 }
 
 func (r *report) output(e event) {
-	// Its lines may be anywhere in the output.
-	r.final = r.final || strings.Contains(e.Output, "WARNING: DATA RACE")
+	// Its lines may stand in the output of any test, also of a test that passes.
+	if strings.Contains(e.Output, "WARNING: DATA RACE") {
+		r.final, r.race = true, e.Package
+	}
 	switch {
 	case r.verbose:
 		r.print(e.Output)
+	case r.race != "" && r.race == e.Package:
+		r.print(e.Output)
+		if strings.HasPrefix(e.Output, "==================") {
+			r.race = ""
+		}
+		return
 	case e.Test == "" && (strings.HasPrefix(e.Output, "ok  \t") ||
 		strings.HasPrefix(e.Output, "?   \t")):
 		r.print(r.closing)
