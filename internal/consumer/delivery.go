@@ -33,7 +33,7 @@ type delivery struct {
 	ctx         context.Context // the message's; done when it is settled or stale
 
 	place   standing
-	alone   bool              // the crash guard tries it alone: it keeps its place and its turn
+	turn    *turn             // of a suspect, which the crash guard tries alone: it keeps its place
 	decided bool              // the Subscription hands it over, after the handler or without it
 	pending publisher.Pending // the copy whose outcome is open
 	during  uint32            // outages that had begun when the last copy was published
@@ -64,7 +64,7 @@ func (s *Subscription) process(d *delivery) {
 		d.blame()
 		return
 	}
-	if d.alone && d.isolated() {
+	if d.turn != nil && d.isolated() {
 		return
 	}
 	if d.remaining() > 0 {

@@ -305,6 +305,7 @@ func (d *delivery) publish(
 	if err != nil {
 		if d.handlerEnded() {
 			d.sub.places.hold(&d.place)
+			d.turn.leave() // the process has survived the handler; the next one is tried
 		}
 		if isDeclined(err) && d.isOwn(route) {
 			return err // the plan has no part that could be declared again
@@ -323,7 +324,7 @@ func (d *delivery) publish(
 // suspect of the crash guard keeps its place. So does a message whose handler may still run, and
 // the message of a probe.
 func (d *delivery) AfterWrite() {
-	if d.handlerEnded() && !d.alone && !d.on.probing && d.sub.places.written(&d.place) {
+	if d.handlerEnded() && d.turn == nil && !d.on.probing && d.sub.places.written(&d.place) {
 		d.sub.noteNarrow()
 	}
 }

@@ -152,7 +152,7 @@ func (s *Subscription) arrived(c *consumer, in *intake, a arrival) {
 // take the next delivery.
 func (s *Subscription) take(t task, idle func()) {
 	d, end := s.newDelivery(t.from, t.arrival)
-	d.place.at, d.alone = inPlace, t.turn != nil
+	d.place.at, d.turn = inPlace, t.turn
 	returned := false
 	defer func() {
 		if d.step != nil && s.base.Err() == nil { // else its handler may run
