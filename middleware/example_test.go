@@ -244,7 +244,7 @@ func ExampleEventKind() {
 				fmt.Println("hand-over:", e.Kind)
 			case middleware.EventBudgetClosed, middleware.EventBudgetOpened:
 				fmt.Println("budget:", e.Kind)
-			case middleware.EventStranded:
+			case middleware.EventStranded, middleware.EventStill:
 				fmt.Println(e.Messages, "messages in", e.Queue)
 			}
 		})

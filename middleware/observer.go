@@ -15,7 +15,7 @@ import (
 // observers.
 //
 // Observe runs in the handler's goroutine, after the event and before the message is settled,
-// so it should be quick; EventStranded comes from a goroutine of the Client. ctx has the values
+// so it should be quick; EventStranded and EventStill come from other goroutines. ctx has the values
 // of the message's context. Observe changes nothing about the message: a panic is logged, at
 // most once a minute. Many goroutines call it at once.
 type Observer interface {
@@ -94,7 +94,7 @@ type Event struct {
 	// Interruptions counts how often the message was isolated as a suspect of ending the
 	// process.
 	Interruptions int
-	// Messages is the number of messages in the queue of an EventStranded.
+	// Messages is the number of messages in the queue of an EventStranded or EventStill.
 	Messages int
 
 	// Brake is the state of the brake that an EventBudgetClosed or EventBudgetOpened tells of. It is
@@ -161,4 +161,8 @@ const (
 	// looks every 30 s. Queue is the stranded queue, and Messages the number; all other fields
 	// but At are zero. Every process that shares the queue tells the same.
 	EventStranded EventKind = "stranded"
+	// EventStill says that Queue has ready messages, and delivered none to this process for half a
+	// minute or longer, although the process had none in hand. The Subscriber consumes again on a
+	// new channel. Messages is the number of ready messages; the fields of a message are zero.
+	EventStill EventKind = "still"
 )

@@ -51,6 +51,16 @@ func (a *acks) arrived(tag uint64) {
 	a.open = append(a.open, openTag{tag: tag})
 }
 
+// last returns the last delivery that has arrived, 0 for none, and reports whether all are settled.
+func (a *acks) last() (tag uint64, settled bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.open) > 0 {
+		tag = a.open[len(a.open)-1].tag
+	}
+	return tag, a.ended == len(a.open)
+}
+
 // nacked notes a delivery that was given back. A later ack may cover its tag, so its nack must
 // have been written before.
 func (a *acks) nacked(tag uint64) {

@@ -255,6 +255,7 @@ func (s *Subscription) open(
 		s.endedBy(c, <-closed)
 		cancel()
 	}()
+	go s.watch(c, queue)
 	return c, nil
 }
 

@@ -247,6 +247,7 @@ func TestEveryWayIsToldLoggedAndCounted(t *testing.T) {
 		`set_aside_total{handler="handler",queue="Q"}`:                          2, // later nacked
 		`requeued_total{handler="handler",queue="Q"}`:                           1,
 		`crash_rounds_total{queue="Q"}`:                                         1,
+		`still_total{queue="Q"}`:                                                0,
 		`held_messages{queue="Q"}`:                                              0,
 		`attempts_count{handler="handler",queue="Q"}`:                           8,
 		// flaky panics held took two attempts

@@ -19,7 +19,7 @@ import (
 type Metrics struct {
 	processing, attempts, untilSuccess, delayAsked, lateness *prometheus.HistogramVec
 
-	failures, retries, snoozed, deadLetters, requeued, handOver, crashRounds *prometheus.CounterVec
+	failures, retries, snoozed, deadLetters, requeued, handOver, crashRounds, still *prometheus.CounterVec
 
 	held, stranded *prometheus.GaugeVec
 	budgets        prometheus.Gauge
@@ -129,6 +129,8 @@ func New(opts ...Option) (*Metrics, error) {
 	}, "queue")
 	m.crashRounds = m.counter("crash_rounds_total",
 		"Messages set aside as suspects of killing the process.", "queue")
+	m.still = m.counter("still_total",
+		"Times that a queue had messages and delivered none to an idle process.", "queue")
 	m.budgets = prometheus.NewGauge(prometheus.GaugeOpts{
 		Namespace: "millpond", Name: "budgets_closed",
 		Help: "Retry budgets that are closed, without those of brakes.",
@@ -199,6 +201,10 @@ const (
 func (m *Metrics) Observe(_ context.Context, e middleware.Event) {
 	if e.Kind == middleware.EventStranded { // about no message and no handler
 		m.stranded.WithLabelValues(e.Queue).Set(float64(e.Messages))
+		return
+	}
+	if e.Kind == middleware.EventStill { // the same
+		m.still.WithLabelValues(e.Queue).Inc()
 		return
 	}
 	if e.Brake != nil { // the same
@@ -317,7 +323,7 @@ func (m *Metrics) at(p place) *series {
 	if s, ok := m.series[p]; ok {
 		return s
 	}
-	for _, c := range []*prometheus.CounterVec{m.handOver, m.crashRounds} {
+	for _, c := range []*prometheus.CounterVec{m.handOver, m.crashRounds, m.still} {
 		c.WithLabelValues(p.queue)
 	}
 	m.held.WithLabelValues(p.queue)

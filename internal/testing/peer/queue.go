@@ -75,6 +75,14 @@ func (s *Server) cancel(ends func(*consumer) bool) {
 	}
 }
 
+// Forget makes a queue forget its consumers without a word, as if the broker had lost count of what
+// they have in hand.
+func (s *Server) Forget(queue string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cancel(func(k *consumer) bool { return k.queue.name == queue })
+}
+
 // deliver hands the ready messages to consumers in turn, as far as their prefetch allows.
 func (q *queue) deliver() {
 	for full := 0; len(q.ready) > 0 && full < len(q.consumers); {

@@ -67,7 +67,11 @@ type Config struct {
 	Outer        []message.HandlerMiddleware // outside DelayedRetry, the first outermost
 	Inner        []message.HandlerMiddleware // inside DelayedRetry, the first outermost
 	Verbose      bool                        // keep debug and trace lines of the log, too
+	Forgotten    bool                        // the broker forgets a consumer: the watchdog may bark
 }
+
+// WatchdogLine begins the line of the watchdog. It stands in no log of a healthy service.
+const WatchdogLine = "The queue has messages and delivers none to this process"
 
 // withDefaults returns the configuration with every missing field filled in.
 func (c Config) withDefaults(t testing.TB) Config {
@@ -173,6 +177,9 @@ func (s *Service) run(c Config) {
 		}
 		require.NoError(s.T, s.Client.Close())
 		require.NoError(s.T, <-ended)
+		if !c.Forgotten {
+			require.Zero(s.T, s.Logs.Said(WatchdogLine), WatchdogLine)
+		}
 	})
 	s.T.Cleanup(func() {
 		s.Stop()
