@@ -104,7 +104,7 @@ type PrefetchBy int
 
 // The values of PrefetchBy.
 const (
-	// ByLibrary is lowered to the concurrency when handlers are slow.
+	// ByLibrary is lowered to the concurrency while handlers are slow.
 	ByLibrary PrefetchBy = iota
 	// ByQos is logged when it limits the rate.
 	ByQos

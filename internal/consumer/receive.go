@@ -41,6 +41,7 @@ func (s *Subscription) receive(c *consumer) []arrival {
 		ticker := time.NewTicker(every)
 		defer ticker.Stop()
 		slow = ticker.C
+		s.inHand.reset()
 	}
 	for {
 		var start, freed <-chan struct{}
@@ -78,7 +79,7 @@ func (s *Subscription) receive(c *consumer) []arrival {
 				s.outage.quiet(clock.Wait(quietProbe))
 			}
 		case <-slow:
-			if s.waitsTooLong(c, &in) {
+			if s.waitsTooLong(c, &in) || s.keepsUp(c, &in) {
 				return in.rest()
 			}
 		case <-c.enough:
@@ -286,14 +287,17 @@ func (in *intake) turn() <-chan struct{} {
 	return in.suspects.items[in.suspects.first].turn.come
 }
 
-// oldest returns when the first delivery has arrived that waits for its handler.
-func (in *intake) oldest() (at time.Time, waiting bool) {
+// oldest returns when the first suspect, or the first other delivery, has arrived that waits for
+// its handler.
+func (in *intake) oldest(suspect bool) (at time.Time, waiting bool) {
 	for _, q := range []*arrivals{&in.ready, &in.suspects} {
-		if q.len() > 0 && (!waiting || q.items[q.first].at.Before(at)) {
-			at, waiting = q.items[q.first].at, true
+		for _, a := range q.items[q.first:] {
+			if (a.turn != nil) == suspect {
+				return a.at, true
+			}
 		}
 	}
-	return at, waiting
+	return at, false
 }
 
 // rest returns all arrivals.

@@ -52,7 +52,7 @@ type Subscription struct {
 	inHand  inHand
 
 	led      atomic.Uint64 // the last epoch in which this process has led, without an end in peace
-	slow     bool          // handlers are: the prefetch is as low as it can be
+	slow     bool          // handlers are: the prefetch is as low as it can be until they keep up
 	narrow   sync.Once     // logged that the prefetch leaves no room for hand-overs
 	rounding Rounding
 	rounds   sync.Once // logged that a delay is longer than all wait queues

@@ -14,24 +14,49 @@ import (
 type inHand struct {
 	mu   sync.Mutex
 	have map[*delivery]held
+
+	since   time.Time // of the next two
+	ended   int       // messages that handlers have had
+	longest time.Duration
 }
 
 type held struct {
-	since time.Time
-	uuid  string // of the message, which only the handler may read meanwhile
+	since  time.Time
+	uuid   string // of the message, which only the handler may read meanwhile
+	logged bool
 }
 
 func (h *inHand) add(d *delivery, uuid string) {
 	now := time.Now()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.have[d] = held{now, uuid}
+	h.have[d] = held{since: now, uuid: uuid}
 }
 
 func (h *inHand) remove(d *delivery) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.ended, h.longest = h.ended+1, max(h.longest, time.Since(h.have[d].since))
 	delete(h.have, d)
+}
+
+// reset forgets the messages that handlers have had.
+func (h *inHand) reset() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.since, h.ended, h.longest = time.Now(), 0, 0
+}
+
+// seen returns the time of the last reset, how many messages handlers have had since then, and the
+// longest time of one. That may be a message in hand.
+func (h *inHand) seen() (since time.Time, ended int, longest time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	longest = h.longest
+	for _, held := range h.have {
+		longest = max(longest, time.Since(held.since))
+	}
+	return h.since, h.ended, longest
 }
 
 // overdue returns the messages that handlers have had since before then, each message once.
@@ -40,9 +65,9 @@ func (h *inHand) overdue(then time.Time) map[*delivery]held {
 	defer h.mu.Unlock()
 	found := map[*delivery]held{}
 	for d, held := range h.have {
-		if held.since.Before(then) {
-			found[d] = held
-			delete(h.have, d)
+		if !held.logged && held.since.Before(then) {
+			held.logged = true
+			h.have[d], found[d] = held, held
 		}
 	}
 	return found
@@ -94,38 +119,74 @@ func (s *Subscription) logHandler(d *delivery, held held, now time.Time) {
 		})
 }
 
-// slowCheck returns how often to look for deliveries that wait too long for a handler; 0 for
-// never.
+// slowCheck returns how often to look whether the prefetch suits the handlers; 0 for never.
 func (s *Subscription) slowCheck(c *consumer) time.Duration {
 	cfg := &s.cfg.Consume
-	if s.slow || c.probing || cfg.PrefetchBy != ByLibrary || cfg.Prefetch <= cfg.Concurrency {
+	if c.probing || cfg.PrefetchBy != ByLibrary || cfg.Prefetch <= cfg.Concurrency {
 		return 0
 	}
 	return min(max(c.hold/16, time.Millisecond), time.Minute)
 }
 
 // waitsTooLong reports whether a delivery has waited for its handler for a quarter of the time
-// that it may be held. The prefetch is as low as possible from then on, because otherwise the
-// broker's consumer timeout would take deliveries back whose handlers have not begun (F16).
+// that it may be held, because otherwise the broker's consumer timeout would take deliveries back
+// whose handlers have not begun (F16). The prefetch is as low as possible from then on. Suspects
+// wait for each other, and a lower prefetch would not change that: they only go back.
 func (s *Subscription) waitsTooLong(c *consumer, in *intake) bool {
-	oldest, waiting := in.oldest()
 	calm, isCalm := s.places.calmSince()
-	if !waiting || !isCalm || s.outage.active.Load() {
+	if !isCalm || s.outage.active.Load() {
 		return false
 	}
-	if calm.After(oldest) { // handlers could not begin before, because messages could not be stored
-		oldest = calm
+	waits := func(suspect bool) (time.Duration, bool) {
+		at, waiting := in.oldest(suspect)
+		if calm.After(at) { // handlers could not begin before, because messages could not be stored
+			at = calm
+		}
+		waited := time.Since(at)
+		return waited, waiting && waited >= c.hold/4
 	}
-	waited := time.Since(oldest)
-	if waited < c.hold/4 {
+	if waited, long := waits(false); long && !s.slow {
+		s.slow = true
+		s.logger.Info("Messages wait long for their handler in this process: no more are taken from "+
+			"the queue than handlers run; name a prefetch with topology.WithPrefetch to keep it",
+			watermill.LogFields{
+				"waited": waited, "prefetch_before": s.cfg.Consume.Prefetch,
+				"prefetch": s.cfg.Consume.Concurrency,
+			})
+		return true
+	}
+	waited, long := waits(true)
+	if long {
+		s.logger.Info("Suspects of a crash wait long for their turn in this process: the messages "+
+			"that no handler has go back to their queue", watermill.LogFields{"waited": waited})
+	}
+	return long
+}
+
+// keepsUp reports whether handlers were quick for a quarter of the time that a delivery may be
+// held: with the full prefetch no delivery would have waited for half of what is too long. The
+// prefetch is full again from then on. If no handler has had a message, that says nothing.
+func (s *Subscription) keepsUp(c *consumer, in *intake) bool {
+	if !s.slow {
 		return false
 	}
-	s.slow = true
-	s.logger.Info("Messages wait long for their handler in this process: no more are taken from the "+
-		"queue than handlers run; name a prefetch with topology.WithPrefetch to keep it",
+	cfg := &s.cfg.Consume
+	since, ended, longest := s.inHand.seen()
+	if at, waiting := in.oldest(false); waiting { // for a place, or for the pace of a brake
+		longest = max(longest, time.Since(at))
+	}
+	if longest >= c.hold/8/time.Duration(cfg.Prefetch)*time.Duration(cfg.Concurrency) {
+		s.inHand.reset()
+		return false
+	}
+	if ended == 0 || time.Since(since) < c.hold/4 {
+		return false
+	}
+	s.slow = false
+	s.logger.Info("Handlers are quick again in this process: more messages are taken from the queue "+
+		"than handlers run",
 		watermill.LogFields{
-			"waited": waited, "prefetch_before": s.cfg.Consume.Prefetch,
-			"prefetch": s.cfg.Consume.Concurrency,
+			"longest": longest, "prefetch_before": cfg.Concurrency, "prefetch": cfg.Prefetch,
 		})
 	return true
 }

@@ -9,6 +9,7 @@ import (
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
@@ -16,6 +17,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -243,7 +245,7 @@ func TestPrefetchFallsForSlowHandlers(t *testing.T) {
 				rig.WaitFor(t, "ten to be prefetched", func() bool { return still.Look(r.Depth("") != 2) })
 			} else {
 				rig.WaitFor(t, "the others to be back", func() bool { return r.Depth("") >= messages-2 })
-				r.AwaitLine("Messages wait long for their handler")
+				r.AwaitLine(lowered)
 			}
 			close(free)
 			rig.WaitFor(t, "all to be handled", func() bool { return handlers.Distinct() == messages })
@@ -252,6 +254,93 @@ func TestPrefetchFallsForSlowHandlers(t *testing.T) {
 			r.RequireNothingLeft(0)
 		})
 	}
+}
+
+const (
+	lowered = "Messages wait long for their handler"
+	raised  = "Handlers are quick again in this process"
+)
+
+// Given a prefetch that has fallen for slow handlers, when they need less than an eighth of the time
+// that a delivery may be held for as many messages as the prefetch, then it rises after a quarter
+// of that time. It does not rise between two slow messages, nor without a message.
+func TestPrefetchRisesWhenHandlersAreQuickAgain(t *testing.T) {
+	t.Parallel()
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+		const prefetch, quarter = 16, (28*time.Minute + 30*time.Second) / 4
+		var handling atomic.Int64
+		handlers := rig.NewBusy()
+		r := rig.Start(t, rig.Config{
+			URL: broker.URL(), Policy: backoff.List{time.Second}, Configure: rig.QuorumQueue,
+			Handle: func(msg *message.Message) error {
+				defer handlers.Enter(string(msg.Payload))()
+				<-time.After(time.Duration(handling.Load()))
+				return nil
+			},
+		})
+		handle := func(took, lasting time.Duration) {
+			handling.Store(int64(took))
+			<-time.After(lasting)
+		}
+		handling.Store(int64(3 * time.Minute))
+		messages := prefetch
+		rig.Fill(t, r.URL, r.Queue, messages)
+		<-time.After(2 * time.Hour) // 48 minutes of messages, and none
+		require.Equal(t, []int{1, 0}, []int{r.Logs.Said(lowered), r.Logs.Said(raised)})
+		messages += 10000
+		rig.Fill(t, r.URL, r.Queue, 10000)
+		handle(15*time.Second, 2*time.Hour) // 16 of them are more than 3 min 33 s, and less than 7
+		require.Equal(t, []int{1, 0}, []int{r.Logs.Said(lowered), r.Logs.Said(raised)})
+		handle(10*time.Second, quarter-time.Minute)
+		require.Zero(t, r.Logs.Said(raised), "not yet")
+		handle(10*time.Second, 4*time.Minute)
+		require.Equal(t, 1, r.Logs.Said(raised))
+		require.Equal(t, prefetch, messages-handlers.Total()+1-r.Depth(""), "unacked")
+		handle(15*time.Second, 2*time.Hour)
+		require.Equal(t, []int{1, 1}, []int{r.Logs.Said(lowered), r.Logs.Said(raised)})
+		handle(3*time.Minute, time.Hour)
+		require.Equal(t, []int{2, 1}, []int{r.Logs.Said(lowered), r.Logs.Said(raised)})
+		handling.Store(0)
+		<-time.After(time.Hour)
+		require.Equal(t, messages, handlers.Total(), "each once")
+		r.RequireNothingLeft(0)
+	})
+}
+
+// Given suspects with slow handlers, which wait for each other, then the prefetch does not fall, and
+// all are handled once, although together they need more than the broker's consumer timeout. The
+// other messages of the queue go on beside them.
+func TestPrefetchStaysWhileSuspectsWaitInLine(t *testing.T) {
+	t.Parallel()
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+		const suspects, others = 15, 100
+		queue := testbroker.Queue(t)
+		handlers := rig.NewBusy()
+		r := rig.Start(t, rig.Config{
+			URL: broker.URL(), Queue: queue, Policy: backoff.List{time.Second},
+			Configure: rig.QuorumQueue, SubscriberOptions: rig.InFlight(2),
+			Handle: func(msg *message.Message) error {
+				defer handlers.Enter(string(msg.Payload))()
+				if middleware.StateOf(msg.Context()).Interruptions > 0 {
+					<-time.After(3 * time.Minute)
+				}
+				return nil
+			},
+		})
+		for i := range suspects {
+			msg := rig.Named(fmt.Sprint("suspect ", i))
+			msg.Headers = amqp.Table{header.Queue: queue, header.Interruptions: "1"}
+			r.Publish(msg)
+		}
+		rig.Fill(t, r.URL, r.Queue, others)
+		<-time.After(2 * time.Minute)
+		require.Equal(t, others+1, handlers.Distinct())
+		<-time.After(time.Hour)
+		require.Equal(t, suspects+others, handlers.Distinct())
+		require.Equal(t, suspects+others, handlers.Total(), "each once")
+		require.Zero(t, r.Logs.Said(lowered))
+		require.Positive(t, r.Logs.Said("Suspects of a crash wait long for their turn"))
+	})
 }
 
 // Given a prefetch of the user that leaves no room for hand-overs, when a message fails, then the
