@@ -304,6 +304,51 @@ func TestVanishedQueuesAreDeclaredAgain(t *testing.T) {
 	})
 }
 
+// Not promised: a queue that is bound beside a wait queue hides that the wait queue has vanished,
+// because the broker returns only a copy that no queue takes (F4). A strategy is safe that
+// publishes to the default exchange: the broker lets no queue be bound to it.
+func TestAForeignBindingHidesAVanishedWaitQueue(t *testing.T) {
+	t.Parallel()
+	rig.OnEachStrategy(t, func(t *testing.T, strategy topology.Strategy) {
+		url, queue, foreign := testbroker.URL(t), testbroker.Queue(t), testbroker.Queue(t)
+		ch := testbroker.Channel(t, url)
+		var calls rig.Timeline
+		plan := rig.PlanOf(t, strategy, queue, time.Second)
+		waits := rig.QueueNames(plan)[:len(plan.WaitSteps)]
+		r := rig.Start(t, rig.Config{
+			URL: url, Queue: queue, Strategy: strategy, Policy: backoff.List{time.Second},
+			Handle: func(msg *message.Message) error {
+				for _, name := range waits {
+					if _, err := ch.QueueDelete(name, false, false, false); err != nil {
+						t.Error(err)
+					}
+				}
+				return calls.Fail(msg)
+			},
+		})
+		route, err := plan.Route(topology.Retry{Attempt: 1, Delay: time.Second})
+		require.NoError(t, err)
+		rig.DeclareQueue(t, url, foreign, nil)
+		err = testbroker.Channel(t, url).QueueBind(foreign, route.RoutingKey, route.Exchange, false, nil)
+		if route.Exchange == "" {
+			require.ErrorContains(t, err, "ACCESS_REFUSED")
+			return
+		}
+		require.NoError(t, err)
+		r.Send("gone")
+		require.Equal(t, "gone", string(rig.Take(t, url, foreign).Body))
+		var still rig.Stillness
+		rig.WaitFor(t, "the end of any wait", func() bool { return still.Look(calls.Count() > 1) })
+		r.Stop()
+		require.Equal(t, 1, calls.Count(), "the message was not retried")
+		require.Zero(t, testbroker.Depth(t, url, queue), "and is acked")
+		for _, name := range waits {
+			require.Equal(t, -1, testbroker.Depth(t, url, name), "nothing was declared again")
+		}
+		require.Empty(t, r.Logs.Saying("had vanished"))
+	})
+}
+
 // Not promised: a deleted wait queue takes its messages along (F10).
 func TestDeletedWaitQueueLosesWhatIsInside(t *testing.T) {
 	t.Parallel()
