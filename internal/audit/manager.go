@@ -85,7 +85,7 @@ func (m *Manager) Queue(name string) (q management.Queue, ok bool) {
 }
 
 // Bindings returns the bindings from an exchange.
-func (m *Manager) Bindings(exchange string) (list []management.Binding, ok bool) {
+func (m *Manager) Bindings(exchange string) (list []management.Bound, ok bool) {
 	ok = m.answers(func(ctx context.Context) (err error) {
 		list, err = m.api.Bindings(ctx, m.vhost, exchange)
 		return err

@@ -148,8 +148,8 @@ type Binding struct {
 }
 
 // Bindings returns the bindings that begin at an exchange, or ErrNotFound.
-func (a *API) Bindings(ctx context.Context, vhost, exchange string) ([]Binding, error) {
-	var bindings []Binding
+func (a *API) Bindings(ctx context.Context, vhost, exchange string) ([]Bound, error) {
+	var bindings []Bound
 	err := a.get(ctx, &bindings, "exchanges", vhost, exchange, "bindings", "source")
 	return bindings, err
 }

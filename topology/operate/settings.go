@@ -11,6 +11,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/management"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -87,9 +88,11 @@ func (v *verifier) policies() {
 	}
 }
 
-// bindings looks for the bindings of the plan, and for one at a dead-letter target.
+// bindings looks for the bindings of the plan, for others that take its messages, and for one at a
+// dead-letter target.
 func (v *verifier) bindings() {
-	asked := map[string][]management.Binding{} // Levels has several of each exchange
+	asked := map[string][]management.Bound{} // Levels has several of each exchange
+	planned := map[string][]management.Binding{}
 	for _, b := range v.plan.Bindings {
 		list, ok := asked[b.Exchange]
 		if !ok {
@@ -103,10 +106,19 @@ func (v *verifier) bindings() {
 		if b.ToExchange != "" {
 			want.Destination, want.DestinationType = b.ToExchange, "exchange"
 		}
-		if ok && !slices.Contains(list, want) {
+		planned[b.Exchange] = append(planned[b.Exchange], want)
+		if ok && !slices.ContainsFunc(list, func(b management.Bound) bool { return b.Binding == want }) {
 			v.critical(Missing, "binding", fmt.Sprintf("%s → %s", b.Exchange, want.Destination),
 				"does not exist with the routing key %q: %s", b.RoutingKey, v.wayToDeclare())
 		}
+	}
+	for _, e := range v.plan.Exchanges {
+		if e.Kind == audit.DelayedKind {
+			continue // it confirms every message, also without a binding (F49)
+		}
+		v.strangers(e.Name, slices.DeleteFunc(asked[e.Name], func(b management.Bound) bool {
+			return slices.Contains(planned[e.Name], b.Binding)
+		}))
 	}
 	if target := v.plan.Dead.Exchange; target != "" {
 		if list, ok := v.manager.Bindings(target); ok && len(list) == 0 {
@@ -114,6 +126,49 @@ func (v *verifier) bindings() {
 				"so that failed messages are held unacked: bind one")
 		}
 	}
+}
+
+// strangers names those bindings of an exchange, of bindings that are not of the plan, that take
+// messages of the plan. A queue that has vanished is noticed only because no queue takes a message
+// (F4, F27). Services that share the exchange have bindings there that take other messages.
+func (v *verifier) strangers(exchange string, others []management.Bound) {
+	if len(others) == 0 || !v.takes(exchange, others) {
+		return
+	}
+	if half := len(others) / 2; half > 0 {
+		v.strangers(exchange, others[:half])
+		v.strangers(exchange, others[half:])
+		return
+	}
+	b := others[0]
+	v.critical(Exposed, "binding", fmt.Sprintf("%s → %s", exchange, b.Destination), "is not of the plan "+
+		"and takes messages of the plan, with the routing key %q: if the queue that they are for has "+
+		"vanished, the broker does not say so, and they are lost except for copies behind %s %q: "+
+		"remove the binding, and watch retries with an observer of the middleware", b.RoutingKey,
+		b.DestinationType, b.Destination)
+}
+
+// takes reports whether one of the bindings takes a message of the plan. If such a binding led to
+// the queue or to a wait queue, ValidatePlan would refuse the plan, because the message came early
+// or waited twice.
+func (v *verifier) takes(exchange string, others []management.Bound) bool {
+	plan := v.plan
+	plan.Bindings = slices.Clip(plan.Bindings)
+	for _, b := range others {
+		to := topology.Binding{Exchange: exchange, RoutingKey: b.RoutingKey, Queue: plan.Queue}
+		for key, value := range b.Arguments { // any other header may be a header of a message
+			if text, ok := value.(string); ok &&
+				(key == header.Queue || key == header.Via || strings.HasPrefix(key, header.Level)) {
+				to.Header, to.Value = key, text
+			}
+		}
+		plan.Bindings = append(plan.Bindings, to)
+		if wait := plan.Queues[0]; wait.Delay > 0 && b.Destination != plan.Queue {
+			to.Queue = wait.Name
+			plan.Bindings = append(plan.Bindings, to)
+		}
+	}
+	return topology.ValidatePlan(plan) != nil
 }
 
 // featureFlags looks for two flags, which cannot be off from 4.0 on. Without stream_queue

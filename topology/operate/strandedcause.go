@@ -59,7 +59,7 @@ type presence struct {
 
 // leads are the bindings of an exchange. Where they are not known, err says why.
 type leads struct {
-	list   []management.Binding
+	list   []management.Bound
 	exists bool
 	err    error
 }
@@ -220,17 +220,17 @@ var level = regexp.MustCompile(`\.level\.([0-9]{1,2})(?:\.|$)`)
 // on by a bit of the routing key: to its wait queue, or to the next exchange.
 func wayFrom(
 	exchange, key, queue string,
-) (missing string, leadsOn func(management.Binding) bool) {
+) (missing string, leadsOn func(management.Bound) bool) {
 	if m := level.FindStringSubmatch(exchange); m != nil {
 		n, _ := strconv.Atoi(m[1])
 		if bits := strings.Split(key, "."); n < len(bits) {
 			want := strings.Repeat("*.", n) + bits[n] + ".#"
 			return fmt.Sprintf("exchange %q has no binding with the routing key %q", exchange, want),
-				func(b management.Binding) bool { return b.RoutingKey == want }
+				func(b management.Bound) bool { return b.RoutingKey == want }
 		}
 	}
 	return fmt.Sprintf("queue %q is not bound to exchange %q", queue, exchange),
-		func(b management.Binding) bool {
+		func(b management.Bound) bool {
 			return b.DestinationType == "queue" && b.Destination == queue
 		}
 }

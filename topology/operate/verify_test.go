@@ -140,6 +140,46 @@ func verifyNamesABindingOfTheWayBack(t *testing.T, url, api string) {
 		bindingsMissing(t, o, plan))
 }
 
+// A queue that a person binds to an exchange of the plan hides that a queue of the plan has
+// vanished. Another service with the same exchanges hides nothing, also if it has more levels.
+func verifyNamesABindingOfAStranger(t *testing.T, url, api string) {
+	t.Helper()
+	policy, via := backoff.List{time.Second}, []string{"amq.topic"}
+	levels := func(prefix string, longest time.Duration, via ...string) topology.Levels {
+		return topology.Levels{Prefix: prefix, Max: longest, Via: via}
+	}
+	retry := topology.PerAttempt{ExchangeName: func(string) string { return "retry" }}
+	for _, c := range []struct {
+		mine, theirs topology.Strategy
+		by           map[string]string // exchanges, each with a routing key
+	}{
+		{topology.PerQueue{Via: via}, topology.PerQueue{Via: via}, map[string]string{
+			"mine.wait.1s.via": "", "millpond.via": "",
+		}},
+		{topology.Shared{}, topology.Shared{}, map[string]string{
+			"millpond.wait.1s": "", "millpond.return": "mine",
+		}},
+		{levels("l", time.Minute), levels("l", time.Hour), map[string]string{
+			"l.level.enter": "#", "l.level.3": "#", "l.level.return": "#",
+		}},
+		{levels("h", time.Minute, via...), levels("h", time.Hour, via...), map[string]string{
+			"h.level.enter.via": "", "h.level.3.via": "", "h.level.3.via.in": "", "h.via": "",
+		}},
+		{retry, retry, map[string]string{"retry": "mine.retry.1.1s"}},
+	} {
+		o, plan := opened(t, url, "mine", c.mine, policy, operate.WithManagement(api))
+		rig.Provision(t, url, c.mine, "mine", policy)
+		rig.Provision(t, url, c.theirs, "theirs", policy)
+		require.Empty(t, bindingsMissing(t, o, plan))
+		for exchange, key := range c.by {
+			rig.BindQueue(t, url, "by-hand", exchange, key)
+			require.Equal(t, []string{"critical exposed binding " + exchange + " → by-hand"},
+				bindingsMissing(t, o, plan))
+			rig.DeleteQueue(t, url, "by-hand")
+		}
+	}
+}
+
 // bindingsMissing returns the findings about bindings.
 func bindingsMissing(t testing.TB, o *operate.Operator, plan topology.Plan) []string {
 	t.Helper()
@@ -163,6 +203,7 @@ func TestVerifyAsksTheManagementAPI(t *testing.T) {
 
 	verifyNamesABindingBetweenExchanges(t, url, api)
 	verifyNamesABindingOfTheWayBack(t, url, api)
+	verifyNamesABindingOfAStranger(t, url, api)
 
 	// A binding is gone; policies shorten the wait and bound every queue.
 	require.NoError(t, ch.QueueUnbind("orders", "orders", "millpond.return", nil))
