@@ -31,7 +31,8 @@ import (
 type InOrder struct {
 	// KeyBy returns the key of a message, such as the number of its order. Messages with the
 	// key "" have no order. It is called once for each delivery, by one goroutine at a time for
-	// each Subscribe, and must return at once. A message whose key panics has no order.
+	// each Subscribe, and must return at once. A message whose key panics has no order. While KeyBy
+	// does not return, the messages behind wait in the queue; the line and Close do not wait.
 	// Without KeyBy a Client can publish, verify and plan, and cannot subscribe.
 	KeyBy func(*message.Message) string
 	// Block keeps a key waiting behind a dead letter until a person releases the key with

@@ -45,6 +45,8 @@ type delivery struct {
 	blocks bool // the mark of the dead letter is in the line
 
 	id          string // of the message: the property, or the UUID that the handler gets
+	uuid        string // that the handler gets
+	decoding    atomic.Uint32
 	fate        atomic.Uint32
 	triedAtOnce bool // the copy was published straight to its queue; see comesAtOnce
 }
@@ -79,16 +81,30 @@ func (s *Subscription) process(d *delivery) {
 			})
 		return
 	}
+	d.decoding.Store(isDecoding)
+	s.inHand.add(d)
+	defer s.inHand.remove(d)
+	if s.base.Err() != nil { // leaveDecoding may have been before
+		if d.decoded() {
+			d.putBack()
+		}
+		return
+	}
 	msg, err := d.decode()
-	if err != nil {
+	if err == nil {
+		d.uuid = msg.UUID
+	}
+	switch {
+	case !d.decoded():
+		return
+	case err != nil:
+		s.inHand.remove(d)
 		d.dropUndecodable(err)
 		return
 	}
 
-	d.id = cmp.Or(d.MessageID, msg.UUID)
+	d.id = cmp.Or(d.MessageID, d.uuid)
 	d.noteEarly()
-	s.inHand.add(d, msg.UUID)
-	defer s.inHand.remove(d)
 	select {
 	case s.out <- msg:
 	case <-s.stop.Done():
@@ -115,6 +131,18 @@ func (s *Subscription) process(d *delivery) {
 	case <-s.base.Done():
 		d.abandon()
 	}
+}
+
+// The values of delivery.decoding.
+const (
+	_          = iota // the marshaler does not run
+	isDecoding        // the marshaler runs
+	isLeft            // it runs, and the delivery has ended without it
+)
+
+// decoded notes the end of the marshaler. It reports whether the delivery has waited for it.
+func (d *delivery) decoded() bool {
+	return d.decoding.CompareAndSwap(isDecoding, 0) || d.decoding.Load() == 0
 }
 
 // newDelivery makes a delivery of an arrival. end ends its context.

@@ -79,13 +79,34 @@ func (s *Subscription) due(raw *amqp.Delivery) (at time.Time) {
 	return at
 }
 
-// fromMain takes a delivery of the main queue.
+const (
+	// promptKey is how long everything waits for a key. Most are there sooner.
+	promptKey = 10 * time.Millisecond
+	// lateKey is how long a key may take until that is logged.
+	lateKey = 30 * time.Second
+)
+
+// fromMain takes a delivery of the main queue. The next one is not taken before its key is known.
 func (s *Subscription) fromMain(o *inOrder, raw amqp.Delivery) bool {
 	o.main.acks.arrived(raw.DeliveryTag)
-	a := arrival{raw: raw, at: time.Now(), on: o.main}
+	o.asked, o.key = arrival{raw: raw, at: time.Now(), on: o.main}, s.keyOf(o.main, &raw)
+	o.late.Reset(promptKey)
+	select {
+	case key := <-o.key:
+		return s.keyed(o, key)
+	case <-o.late.C:
+		o.late.Reset(lateKey)
+		return true
+	}
+}
+
+// keyed takes the delivery of the main queue whose key was asked for.
+func (s *Subscription) keyed(o *inOrder, key string) bool {
+	a := o.asked
+	o.asked, o.key = arrival{}, nil
+	o.late.Stop()
 	// Every end of a channel counts against the delivery limit. A copy has a new count.
-	must := raw.Redelivered && deliveryCount(&raw) >= o.main.danger()
-	key := s.keyOf(&raw)
+	must := a.raw.Redelivered && deliveryCount(&a.raw) >= o.main.danger()
 	o.mu.Lock()
 	o.line.Arrived(key, a, must)
 	epoch := o.line.Epoch()
@@ -97,19 +118,27 @@ func (s *Subscription) fromMain(o *inOrder, raw amqp.Delivery) bool {
 	return o.gate != "" || s.shut(o, epoch)
 }
 
-// keyOf returns the key of a message as it stands in headers and in answers: as text. It is "" if
-// it cannot be read. Such a message is dead-lettered when it is handled.
-func (s *Subscription) keyOf(raw *amqp.Delivery) string {
-	asked := make(chan string, 1)
-	go func() { // the user's function may end it
-		defer close(asked)
-		asked <- s.askKey(raw)
+// keyOf gets the key of a message as it stands in headers and in answers: as text. It is "" if
+// it cannot be read. Such a message is dead-lettered when it is handled. The user's functions may
+// hang. A consumer after c then waits for the same call.
+func (s *Subscription) keyOf(c *consumer, raw *amqp.Delivery) <-chan string {
+	told := make(chan string, 1)
+	go func() {
+		select {
+		case s.asking <- struct{}{}:
+		case <-c.ctx.Done():
+			return
+		}
+		defer close(told) // the user's functions may end the goroutine
+		defer func() { <-s.asking }()
+		told <- order.KeyText(s.askKey(raw))
 	}()
-	return order.KeyText(<-asked)
+	return told
 }
 
 func (s *Subscription) askKey(raw *amqp.Delivery) (key string) {
 	defer func() {
+		s.inKeyBy.Store(false)
 		if r := recover(); r != nil {
 			key = ""
 			s.keyless.Do(func() {
@@ -125,7 +154,23 @@ func (s *Subscription) askKey(raw *amqp.Delivery) (key string) {
 	if err != nil || msg == nil {
 		return ""
 	}
+	s.inKeyBy.Store(true)
 	return s.cfg.Order.KeyBy(msg)
+}
+
+// logLateKey names the function that keeps the queue waiting.
+func (s *Subscription) logLateKey(o *inOrder) {
+	if o.key == nil {
+		return
+	}
+	function := "the marshaler"
+	if s.inKeyBy.Load() {
+		function = "KeyBy of topology.InOrder"
+	}
+	held := time.Since(o.asked.at)
+	s.logger.Error("A message waits for its key, and the messages behind it in the queue wait, too, "+
+		"while the line goes on: make KeyBy and the marshaler wait for nothing, and start again",
+		hasHad(function, held), watermill.LogFields{"message_id": o.asked.raw.MessageId, "held": held})
 }
 
 // mostRenewal is the longest time until the line is read again. So a message that was purged is not

@@ -58,13 +58,13 @@ func TestKeysAreShortText(t *testing.T) {
 	seen := map[string]bool{}
 	other := strings.Repeat("\xff", 5000)
 	for _, key := range []string{"orders-17", long, long + "x", "\xff", "\xfe", other} {
-		s := &Subscription{cfg: Config{
+		s := &Subscription{asking: make(chan struct{}, 1), cfg: Config{
 			Order: &Order{KeyBy: func(*message.Message) string { return key }},
 			Decode: func(amqp.Delivery) (*message.Message, error) {
 				return message.NewMessage("", nil), nil
 			},
 		}}
-		got := s.keyOf(&amqp.Delivery{})
+		got := <-s.keyOf(&consumer{ctx: t.Context()}, &amqp.Delivery{})
 		require.LessOrEqual(t, len(got), 1024)
 		require.True(t, utf8.ValidString(got), got)
 		require.False(t, seen[got], got)

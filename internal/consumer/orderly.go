@@ -64,10 +64,13 @@ type inOrder struct {
 
 	main    *consumer // of the main queue; nil before the line is known
 	opening bool
-	opened  chan newMain // the outcome of opening it
-	came    bool         // a message of the main queue has come
-	next    *step        // may begin
-	later   []func()     // answers and releases, which need to know the line
+	opened  chan newMain  // the outcome of opening it
+	asked   arrival       // of the main queue, whose key is not known
+	key     <-chan string // of asked; nil for none
+	late    *time.Timer   // the key of asked takes long
+	came    bool          // a message of the main queue has come
+	next    *step         // may begin
+	later   []func()      // answers and releases, which need to know the line
 
 	mine   map[string]time.Time // tokens that have not come back, with the time of their publish
 	gate   string               // the token before whose return nothing begins; "" for none
@@ -131,6 +134,8 @@ func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
 	defer timer.Stop()
 	beat := time.NewTicker(leaseBeat)
 	defer beat.Stop()
+	o.late = time.NewTimer(lateKey)
+	defer o.late.Stop()
 	renew := time.NewTicker(min(max(c.hold/2, time.Second), mostRenewal))
 	defer renew.Stop()
 	var quiet <-chan time.Time
@@ -166,8 +171,13 @@ func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
 			freed = s.places.freed
 		}
 		var fromMain <-chan amqp.Delivery
-		if o.main != nil {
+		var mainGone <-chan struct{}
+		switch {
+		case o.main == nil:
+		case o.key == nil:
 			fromMain = o.main.deliveries
+		default:
+			mainGone = o.main.ctx.Done()
 		}
 		select {
 		case raw, ok := <-c.deliveries:
@@ -188,6 +198,16 @@ func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
 				c.ended = true
 				return false
 			}
+		case <-mainGone:
+			c.ended = true
+			return false
+		case key := <-o.key:
+			if !s.keyed(o, key) {
+				c.ended = true
+				return false
+			}
+		case <-o.late.C:
+			s.logLateKey(o)
 		case <-start:
 			if !next.Follows {
 				if look := s.seat.Start(next.Item.at); look != nil {
@@ -211,7 +231,7 @@ func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
 				return false
 			}
 		case <-quiet:
-			if o.next == nil && s.places.areEmpty() { // else the probe is undecided
+			if o.next == nil && o.key == nil && s.places.areEmpty() { // else the probe is undecided
 				s.outage.quiet(clock.Wait(quietProbe))
 			}
 		case <-limit:

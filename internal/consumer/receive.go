@@ -160,16 +160,38 @@ func (s *Subscription) take(t task, idle func()) {
 			t.from.inOrder.ended(d)
 		}
 		end()
-		t.turn.leave()
+		if !d.decoded() {
+			return
+		}
 		if returned { // a marshaler may have ended the goroutine
 			idle()
 		}
-		s.places.leave(&d.place)
-		t.from.inFlight.Done()
-		s.wg.Done()
+		s.leave(d)
 	}()
 	s.process(d)
 	returned = true
+}
+
+// leave frees the place of a delivery that has ended.
+func (s *Subscription) leave(d *delivery) {
+	d.turn.leave()
+	s.places.leave(&d.place)
+	d.on.inFlight.Done()
+	s.wg.Done()
+}
+
+// leaveDecoding ends the deliveries whose marshaler does not return.
+func (s *Subscription) leaveDecoding() {
+	s.inHand.mu.Lock()
+	defer s.inHand.mu.Unlock()
+	for d := range s.inHand.have {
+		if d.decoding.CompareAndSwap(isDecoding, isLeft) {
+			go func() {
+				defer s.leave(d)
+				d.abandon()
+			}()
+		}
+	}
 }
 
 // always is a channel from which a receive never waits.

@@ -51,6 +51,8 @@ type Subscription struct {
 	timeout atomic.Int64 // the broker's consumer timeout, once it has ended a channel
 	inHand  inHand
 
+	asking   chan struct{} // has a value while a key is asked for
+	inKeyBy  atomic.Bool   // the user's function is asked, and no longer the marshaler
 	led      atomic.Uint64 // the last epoch in which this process has led, without an end in peace
 	slow     bool          // handlers are: the prefetch is as low as it can be until they keep up
 	narrow   sync.Once     // logged that the prefetch leaves no room for hand-overs
@@ -96,7 +98,7 @@ func New(ctx, stop context.Context, cfg Config) *Subscription {
 		stop: own, base: base,
 		cancel: func() { unlink(); cancelStop(); cancelBase() },
 		places: newPlaces(cfg.Consume.Concurrency, &cfg.Group.held),
-		inHand: inHand{have: map[*delivery]held{}},
+		inHand: inHand{have: map[*delivery]held{}}, asking: make(chan struct{}, 1),
 	}
 	s.workers = newWorkers(s.take)
 	return s
@@ -307,6 +309,7 @@ func (s *Subscription) run(c *consumer) {
 		s.logger.Info("Messages in progress did not end within the drain timeout: they go back to "+
 			"their queue", nil)
 		s.cancel() // before anything else, so that a handler that fails late publishes nothing
+		s.leaveDecoding()
 		<-settled
 	}
 	s.logger.Info("Stopped consuming", nil)

@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"sync"
@@ -9,8 +10,8 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 )
 
-// inHand are the messages that handlers have. One goroutine of each Subscription watches all
-// of them.
+// inHand are the messages that handlers or the marshaler have. One goroutine of each Subscription
+// watches all of them.
 type inHand struct {
 	mu   sync.Mutex
 	have map[*delivery]held
@@ -22,22 +23,23 @@ type inHand struct {
 
 type held struct {
 	since  time.Time
-	uuid   string // of the message, which only the handler may read meanwhile
 	logged bool
 }
 
-func (h *inHand) add(d *delivery, uuid string) {
+func (h *inHand) add(d *delivery) {
 	now := time.Now()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.have[d] = held{since: now, uuid: uuid}
+	h.have[d] = held{since: now}
 }
 
 func (h *inHand) remove(d *delivery) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.ended, h.longest = h.ended+1, max(h.longest, time.Since(h.have[d].since))
-	delete(h.have, d)
+	if held, ok := h.have[d]; ok {
+		h.ended, h.longest = h.ended+1, max(h.longest, time.Since(held.since))
+		delete(h.have, d)
+	}
 }
 
 // reset forgets the messages that handlers have had.
@@ -59,21 +61,21 @@ func (h *inHand) seen() (since time.Time, ended int, longest time.Duration) {
 	return h.since, h.ended, longest
 }
 
-// overdue returns the messages that handlers have had since before then, each message once.
-func (h *inHand) overdue(then time.Time) map[*delivery]held {
+// overdue returns since when messages are in hand that were so before then, each message once.
+func (h *inHand) overdue(then time.Time) map[*delivery]time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	found := map[*delivery]held{}
+	found := map[*delivery]time.Time{}
 	for d, held := range h.have {
 		if !held.logged && held.since.Before(then) {
-			held.logged = true
-			h.have[d], found[d] = held, held
+			found[d], held.logged = held.since, true
+			h.have[d] = held
 		}
 	}
 	return found
 }
 
-// watchHandlers logs handlers that do not return, until stop is called.
+// watchHandlers logs handlers and marshalers that do not return, until stop is called.
 func (s *Subscription) watchHandlers() (stop func()) {
 	limit := s.cfg.HandlerWarning
 	if limit == 0 {
@@ -87,8 +89,8 @@ func (s *Subscription) watchHandlers() (stop func()) {
 		for {
 			select {
 			case now := <-ticker.C:
-				for d, held := range s.inHand.overdue(now.Add(-limit)) {
-					s.logHandler(d, held, now)
+				for d, since := range s.inHand.overdue(now.Add(-limit)) {
+					s.logHandler(d, now.Sub(since))
 				}
 			case <-over:
 				return
@@ -102,21 +104,27 @@ func (s *Subscription) watchHandlers() (stop func()) {
 }
 
 // logHandler reads nothing that the handler may be writing.
-func (s *Subscription) logHandler(d *delivery, held held, now time.Time) {
-	id := d.MessageID
-	if id == "" {
-		id = held.uuid
+func (s *Subscription) logHandler(d *delivery, held time.Duration) {
+	if d.decoding.Load() != 0 {
+		s.logger.Error("Marshaler does not return: make it wait for nothing, and start again; the message "+
+			"keeps its place, and the broker delivers it again after its consumer timeout (30m unless set)",
+			hasHad("the marshaler", held), watermill.LogFields{"message_id": d.MessageID, "held": held})
+		return
 	}
+	id := cmp.Or(d.MessageID, d.uuid)
 	handler := d.Handler()
 	s.logger.Error("Handler does not return: use Watermill's Timeout inside DelayedRetry and a "+
 		"handler that heeds its context; the message keeps its place, and the broker delivers it "+
 		"again after its consumer timeout (30m unless set)",
-		fmt.Errorf("handler %q has had the message for %v", handler,
-			now.Sub(held.since).Round(time.Millisecond)),
+		hasHad(fmt.Sprintf("handler %q", handler), held),
 		watermill.LogFields{
-			"handler": handler, "message_id": id, "message_uuid": held.uuid, "attempt": d.State.Failures + 1,
-			"held": now.Sub(held.since),
+			"handler": handler, "message_id": id, "message_uuid": d.uuid, "attempt": d.State.Failures + 1,
+			"held": held,
 		})
+}
+
+func hasHad(function string, held time.Duration) error {
+	return fmt.Errorf("%s has had the message for %v", function, held.Round(time.Millisecond))
 }
 
 // slowCheck returns how often to look whether the prefetch suits the handlers; 0 for never.
