@@ -141,11 +141,11 @@ func (v *verifier) strangers(exchange string, others []management.Bound) {
 		return
 	}
 	b := others[0]
-	v.critical(Exposed, "binding", fmt.Sprintf("%s → %s", exchange, b.Destination), "is not of the plan "+
-		"and takes messages of the plan, with the routing key %q: if the queue that they are for has "+
-		"vanished, the broker does not say so, and they are lost except for copies behind %s %q: "+
-		"remove the binding, and watch retries with an observer of the middleware", b.RoutingKey,
-		b.DestinationType, b.Destination)
+	v.critical(Exposed, "binding", fmt.Sprintf("%s → %s", exchange, b.Destination),
+		"is not of the plan and takes messages of the plan, with the routing key %q: if the queue that "+
+			"they are for has vanished, the broker does not say so, and they are lost except for copies "+
+			"behind %s %q: remove the binding, and watch retries with an observer of the middleware",
+		b.RoutingKey, b.DestinationType, b.Destination)
 }
 
 // takes reports whether one of the bindings takes a message of the plan. If such a binding led to

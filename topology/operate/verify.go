@@ -71,10 +71,10 @@ const (
 //     and the arguments of the queue itself, which may lose messages.
 //   - The management API, where configured (WithManagement), tells missing bindings, other bindings
 //     that take messages of the plan, policies that change a queue or an exchange of the plan, also
-//     before it exists, a delivery limit that drops for certain, feature flags, alarms and replicas.
-//     Without it one finding says that none of that was looked at. A user with the tag monitoring
-//     and permissions in the vhost is enough; before RabbitMQ 4.0 feature flags take the tag
-//     administrator.
+//     before it exists, a delivery limit that drops for certain, feature flags, alarms and
+//     replicas. Without it one finding says that none of that was looked at. A user with the tag
+//     monitoring and permissions in the vhost is enough; before RabbitMQ 4.0 feature flags take the
+//     tag administrator.
 //
 // Verify creates nothing: a queue or an exchange is declared with the plan's arguments only after
 // it was found to exist, and the broker refuses other arguments without changing anything. Only
