@@ -331,7 +331,7 @@ func (o *subscriberOptions) prefetchOr(qos int) (int, consumer.PrefetchBy) {
 }
 
 // WithHandlerWarning logs, once for each message, that its handler has had it for longer than d.
-// A handler, or a marshaler, that never returns keeps its place, which with WithConcurrency(1) stops
+// A handler, or a marshaler, that never returns keeps its place. With WithConcurrency(1) that stops
 // the queue. After the broker's consumer timeout, 30 minutes by default, the channel is closed and
 // everything on it is delivered again (F16). The check runs four times within d, and at least
 // once a minute. 0 switches it off. Must not be negative.

@@ -97,8 +97,8 @@ func TestAMarshalerThatHangs(t *testing.T) {
 }
 
 // Given a KeyBy, or the marshaler before it, that does not return, then the messages behind wait,
-// and the line goes on: a message that failed gets its attempts when they are due. The log names the
-// function and the message once. The function is not called twice at a time, also when the
+// and the line goes on: a message that failed gets its attempts when they are due. The log names
+// the function and the message once. The function is not called twice at a time, also when the
 // connection is lost. When it returns, the queue goes on in its order. Close does not wait for it.
 func TestAKeyByThatHangs(t *testing.T) {
 	t.Parallel()
@@ -141,8 +141,9 @@ func TestAKeyByThatHangs(t *testing.T) {
 				r.Send("b:0", "k:1", "b:1")
 				<-time.After(20 * time.Minute)
 				require.Equal(t, []string{"a:0", "a:0", "a:0"}, tried.done)
-				require.Len(t, r.Logs.About("the-one"), 1)
-				require.EqualError(t, r.Logs.About("the-one")[0].Err, function+" has had the message for 30.01s")
+				said := r.Logs.About("the-one")
+				require.Len(t, said, 1)
+				require.EqualError(t, said[0].Err, function+" has had the message for 30.01s")
 
 				proxy.Cut()
 				<-time.After(time.Minute)
