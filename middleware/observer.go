@@ -15,9 +15,9 @@ import (
 // observers.
 //
 // Observe runs in the handler's goroutine, after the event and before the message is settled,
-// so it should be quick; EventStranded and EventStill come from other goroutines. ctx has the values
-// of the message's context. Observe changes nothing about the message: a panic is logged, at
-// most once a minute. Many goroutines call it at once.
+// so it should be quick; EventStranded and EventStill come from other goroutines. ctx has the
+// values of the message's context. Observe changes nothing about the message: a panic is logged,
+// at most once a minute. Many goroutines call it at once.
 type Observer interface {
 	Observe(ctx context.Context, e Event)
 }

@@ -305,7 +305,7 @@ func WithConcurrency(n int) SubscriberOption {
 // Default: Consume.Qos.PrefetchCount if it is above 1. The 1 of watermill-amqp's constructors
 // stands for 16, or twice WithConcurrency if that is more. It falls to WithConcurrency, with a
 // line in the log, when a message waits for its handler longer than a quarter of the time that a
-// delivery may be held; see WithConsumerTimeout.
+// delivery may be held; see WithConsumerTimeout. It rises again when handlers are quick enough.
 func WithPrefetch(n int) SubscriberOption {
 	return func(o *subscriberOptions) error {
 		o.prefetch = n

@@ -13,8 +13,8 @@ import (
 
 // Given 16 prefetched deliveries and one handler, when a delivery has waited for its handler for a
 // quarter of the hold, then the prefetch falls. Suspects that wait for their turn go back, and the
-// prefetch stays. A hand-over that another subscription holds makes no difference. The time in which
-// messages could not be stored does not count.
+// prefetch stays. A hand-over that another subscription holds makes no difference. The time in
+// which messages could not be stored does not count.
 func TestPrefetchFallsWhenDeliveriesWait(t *testing.T) {
 	t.Parallel()
 	const hold, handling = 28*time.Minute + 30*time.Second, 3 * time.Minute

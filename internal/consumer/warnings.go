@@ -49,8 +49,8 @@ func (h *inHand) reset() {
 	h.since, h.ended, h.longest = time.Now(), 0, 0
 }
 
-// seen returns the time of the last reset, how many messages handlers have had since then, and the
-// longest time of one. That may be a message in hand.
+// seen returns the time of the last reset, how many messages handlers have had since then, and
+// the longest time of a message. It may be in hand still.
 func (h *inHand) seen() (since time.Time, ended int, longest time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -156,8 +156,8 @@ func (s *Subscription) waitsTooLong(c *consumer, in *intake) bool {
 	}
 	if waited, long := waits(false); long && !s.slow {
 		s.slow = true
-		s.logger.Info("Messages wait long for their handler in this process: no more are taken from "+
-			"the queue than handlers run; name a prefetch with topology.WithPrefetch to keep it",
+		s.logger.Info("Messages wait long for their handler in this process: no more are taken from the "+
+			"queue than handlers run; name a prefetch with topology.WithPrefetch to keep it",
 			watermill.LogFields{
 				"waited": waited, "prefetch_before": s.cfg.Consume.Prefetch,
 				"prefetch": s.cfg.Consume.Concurrency,
@@ -173,8 +173,8 @@ func (s *Subscription) waitsTooLong(c *consumer, in *intake) bool {
 }
 
 // keepsUp reports whether handlers were quick for a quarter of the time that a delivery may be
-// held: with the full prefetch no delivery would have waited for half of what is too long. The
-// prefetch is full again from then on. If no handler has had a message, that says nothing.
+// held: with the full prefetch no delivery would have waited for half as long. The prefetch is
+// full again from then on. A time in which no handler has had a message says nothing.
 func (s *Subscription) keepsUp(c *consumer, in *intake) bool {
 	if !s.slow {
 		return false

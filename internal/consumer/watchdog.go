@@ -59,8 +59,9 @@ func (s *Subscription) watch(c *consumer, queue string) {
 	}
 }
 
-// stuck returns the queue if two looks find ready messages while nothing arrives. An inactive single
-// active consumer gets nothing either: with several consumers, only a delivery shows which is active.
+// stuck returns the queue if two looks find ready messages while nothing arrives. An inactive
+// single active consumer gets nothing either: with several consumers, only a delivery shows which
+// is active.
 func (s *Subscription) stuck(c *consumer, queue string, last uint64) (*amqp.Queue, error) {
 	var found amqp.Queue
 	for look := range 2 {
@@ -86,8 +87,8 @@ func (s *Subscription) stuck(c *consumer, queue string, last uint64) (*amqp.Queu
 
 // awaken logs what explains a stillness, and ends the consumer. The next one has a new channel.
 func (s *Subscription) awaken(c *consumer, found *amqp.Queue, still time.Duration, last uint64) {
-	s.logger.Error("The queue has messages and delivers none to this process, which has none in hand: "+
-		"consuming again on a new channel",
+	s.logger.Error("The queue has messages and delivers none to this process, which has none in "+
+		"hand: consuming again on a new channel",
 		errStandsStill, watermill.LogFields{
 			"queue": found.Name, "ready": found.Messages, "consumers": found.Consumers,
 			"still_for": still, "deliveries": last, "consumer_tag": c.tag,

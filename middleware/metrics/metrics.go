@@ -19,7 +19,9 @@ import (
 type Metrics struct {
 	processing, attempts, untilSuccess, delayAsked, lateness *prometheus.HistogramVec
 
-	failures, retries, snoozed, deadLetters, requeued, handOver, crashRounds, still *prometheus.CounterVec
+	failures, retries, snoozed, deadLetters, requeued *prometheus.CounterVec
+
+	handOver, crashRounds, still *prometheus.CounterVec
 
 	held, stranded *prometheus.GaugeVec
 	budgets        prometheus.Gauge

@@ -130,7 +130,8 @@ func TestCountersBeginAtZero(t *testing.T) {
 		`failures_total{class="permanent",handler="billing",queue="Q"}`,
 		`dead_letters_total{handler="billing",queue="Q",reason="deadline"}`,
 		`requeued_total{handler="billing",queue="Q"}`, `hand_over_failures_total{queue="Q"}`,
-		`crash_rounds_total{queue="Q"}`, `still_total{queue="Q"}`, `budgets_closed`, `held_messages{queue="Q"}`,
+		`crash_rounds_total{queue="Q"}`, `still_total{queue="Q"}`, `budgets_closed`,
+		`held_messages{queue="Q"}`,
 	} {
 		require.Zero(t, value(t, registry, sample, "orders"))
 	}

@@ -563,7 +563,10 @@ func TestASuspectThatIsHeldPassesItsTurnOn(t *testing.T) {
 }
 
 // withSuspects runs handlers of queues, and sends 16 suspects to each queue.
-func withSuspects(t *testing.T, broker *peer.Server, handlers map[string]message.NoPublishHandlerFunc) (closeRouter func()) {
+func withSuspects(
+	t *testing.T, broker *peer.Server, handlers map[string]message.NoPublishHandlerFunc,
+) (closeRouter func()) {
+	t.Helper()
 	policy := backoff.List{time.Second}
 	cfg := rig.QueueConfig(broker.URL())
 	rig.QuorumQueue(&cfg)

@@ -261,9 +261,9 @@ const (
 	raised  = "Handlers are quick again in this process"
 )
 
-// Given a prefetch that has fallen for slow handlers, when they need less than an eighth of the time
-// that a delivery may be held for as many messages as the prefetch, then it rises after a quarter
-// of that time. It does not rise between two slow messages, nor without a message.
+// Given a prefetch that has fallen for slow handlers, when they need less than an eighth of the
+// time that a delivery may be held for as many messages as the prefetch, then it rises after a
+// quarter of that time. It does not rise between two slow messages, nor without a message.
 func TestPrefetchRisesWhenHandlersAreQuickAgain(t *testing.T) {
 	t.Parallel()
 	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
@@ -307,9 +307,9 @@ func TestPrefetchRisesWhenHandlersAreQuickAgain(t *testing.T) {
 	})
 }
 
-// Given suspects with slow handlers, which wait for each other, then the prefetch does not fall, and
-// all are handled once, although together they need more than the broker's consumer timeout. The
-// other messages of the queue go on beside them.
+// Given suspects with slow handlers, which wait for each other, then the prefetch does not fall,
+// and all are handled once, although together they need more than the broker's consumer timeout.
+// The other messages of the queue go on beside them.
 func TestPrefetchStaysWhileSuspectsWaitInLine(t *testing.T) {
 	t.Parallel()
 	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
