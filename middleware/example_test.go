@@ -244,7 +244,7 @@ func ExampleEventKind() {
 				fmt.Println("hand-over:", e.Kind)
 			case middleware.EventBudgetClosed, middleware.EventBudgetOpened:
 				fmt.Println("budget:", e.Kind)
-			case middleware.EventStranded, middleware.EventStill:
+			case middleware.EventStranded:
 				fmt.Println(e.Messages, "messages in", e.Queue)
 			}
 		})

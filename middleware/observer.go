@@ -15,8 +15,8 @@ import (
 // observers.
 //
 // Observe runs in the handler's goroutine, after the event and before the message is settled,
-// so it should be quick; EventStranded and EventStill come from other goroutines. ctx has the
-// values of the message's context. Observe changes nothing about the message: a panic is logged,
+// so it should be quick; EventStranded comes from another goroutine. ctx has the values of the
+// message's context. Observe changes nothing about the message: a panic is logged,
 // at most once a minute. Many goroutines call it at once.
 type Observer interface {
 	Observe(ctx context.Context, e Event)
@@ -51,7 +51,7 @@ type Event struct {
 	// because it decides before any handler is known.
 	Handler string
 	// Queue is the AMQP queue that the message was consumed from, Topic Watermill's topic.
-	// EventStranded has the stranded queue.
+	// EventStranded has the queue where messages stand.
 	Queue, Topic string
 	// Attempt is the number of this attempt, 1 at the first delivery. Failures counts the
 	// failures so far, this one included.
@@ -94,7 +94,7 @@ type Event struct {
 	// Interruptions counts how often the message was isolated as a suspect of ending the
 	// process.
 	Interruptions int
-	// Messages is the number of messages in the queue of an EventStranded or EventStill.
+	// Messages is the number of messages in the queue of an EventStranded.
 	Messages int
 
 	// Brake is the state of the brake that an EventBudgetClosed or EventBudgetOpened tells of. It is
@@ -160,9 +160,9 @@ const (
 	// EventStranded says that the number of messages in a stranded queue has changed. The Client
 	// looks every 30 s. Queue is the stranded queue, and Messages the number; all other fields
 	// but At are zero. Every process that shares the queue tells the same.
+	//
+	// With a Topic it tells of the queue of a Subscriber: the queue has ready messages, and has
+	// delivered none for half a minute or longer to this process, which had none in hand. The
+	// Subscriber consumes again on a new channel.
 	EventStranded EventKind = "stranded"
-	// EventStill says that Queue has ready messages, and delivered none to this process for half a
-	// minute or longer, although the process had none in hand. The Subscriber consumes again on a
-	// new channel. Messages is the number of ready messages; the fields of a message are zero.
-	EventStill EventKind = "still"
 )

@@ -244,7 +244,7 @@ func (d *delivery) putBack() (snoozed bool) {
 // abandon puts a delivery back while its handler still runs. It does not touch the values of
 // the handler.
 func (d *delivery) abandon() {
-	own, end := d.sub.newDelivery(d.on, arrival{raw: d.raw, at: d.Arrived})
+	own, end := d.sub.newDelivery(d.on, arrival{raw: d.raw, at: d.since})
 	defer end()
 	own.putBack()
 }

@@ -44,8 +44,9 @@ type delivery struct {
 	stored bool // the last hand-over was confirmed
 	blocks bool // the mark of the dead letter is in the line
 
-	id          string // of the message: the property, or the UUID that the handler gets
-	uuid        string // that the handler gets
+	id          string    // of the message: the property, or the UUID that the handler gets
+	uuid        string    // that the handler gets
+	since       time.Time // of its arrival; nothing writes it while a user's function may run
 	decoding    atomic.Uint32
 	fate        atomic.Uint32
 	triedAtOnce bool // the copy was published straight to its queue; see comesAtOnce
@@ -149,7 +150,7 @@ func (d *delivery) decoded() bool {
 func (s *Subscription) newDelivery(c *consumer, a arrival) (d *delivery, end context.CancelFunc) {
 	raw := a.raw
 	ctx, end := context.WithCancel(c.ctx)
-	d = &delivery{sub: s, on: c, raw: raw, ctx: ctx, step: a.step}
+	d = &delivery{sub: s, on: c, raw: raw, ctx: ctx, step: a.step, since: a.at}
 	d.Queue = s.cfg.Queue
 	d.MessageID, d.CorrelationID = raw.MessageId, raw.CorrelationId
 	d.Arrived, d.HoldUntil = a.at, a.at.Add(c.hold)

@@ -96,7 +96,7 @@ func (s *Subscription) awaken(c *consumer, found *amqp.Queue, still time.Duratio
 		})
 	if observers := s.cfg.Group.Observers; observers != nil {
 		observers.Tell(s.base, middleware.Event{
-			Kind: middleware.EventStill, At: time.Now().UTC(), Topic: s.cfg.Topic,
+			Kind: middleware.EventStranded, At: time.Now().UTC(), Topic: s.cfg.Topic,
 			Queue: found.Name, Messages: found.Messages,
 		})
 	}

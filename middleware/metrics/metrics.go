@@ -202,11 +202,11 @@ const (
 // Observe implements middleware.Observer.
 func (m *Metrics) Observe(_ context.Context, e middleware.Event) {
 	if e.Kind == middleware.EventStranded { // about no message and no handler
+		if e.Topic != "" {
+			m.still.WithLabelValues(e.Queue).Inc()
+			return
+		}
 		m.stranded.WithLabelValues(e.Queue).Set(float64(e.Messages))
-		return
-	}
-	if e.Kind == middleware.EventStill { // the same
-		m.still.WithLabelValues(e.Queue).Inc()
 		return
 	}
 	if e.Brake != nil { // the same

@@ -109,7 +109,7 @@ func TestOutcomesAreTheEventsThatEndADelivery(t *testing.T) {
 		middleware.EventSelfSettled: true, middleware.EventCrashRound: true,
 		middleware.EventFailing: false, middleware.EventRecovered: false,
 		middleware.EventBudgetClosed: false, middleware.EventBudgetOpened: false,
-		middleware.EventStranded: false, middleware.EventStill: false,
+		middleware.EventStranded: false,
 	} {
 		all, alone := watermill.NewCaptureLogger(), watermill.NewCaptureLogger()
 		event := middleware.Event{

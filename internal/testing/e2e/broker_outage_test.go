@@ -17,6 +17,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -189,8 +190,9 @@ func TestSuspectsAreTriedOneAtATime(t *testing.T) {
 			SubscriberOptions: rig.InFlight(64),
 			Handle: func(msg *message.Message) error {
 				body := string(msg.Payload)
-				// A suspect that was snoozed comes back, but not as a redelivery.
-				if raw, _ := topology.Received(msg.Context()); raw.Redelivered {
+				// A suspect that was snoozed comes back with a mark, but not as a redelivery.
+				raw, _ := topology.Received(msg.Context())
+				if _, marked := raw.Headers[header.Interruptions]; marked || raw.Redelivered {
 					defer tried.Enter(body)()
 					select {
 					case <-next:

@@ -52,7 +52,7 @@ func TestAConsumerThatIsForgottenConsumesAgain(t *testing.T) {
 
 func onlyStill(events chan<- middleware.Event) middleware.Observer {
 	return middleware.ObserverFunc(func(_ context.Context, e middleware.Event) {
-		if e.Kind == middleware.EventStill {
+		if e.Kind == middleware.EventStranded {
 			events <- e
 		}
 	})
