@@ -18,6 +18,8 @@ const (
 	maxStillness = 4 * time.Minute
 	// secondLook is how much later the watchdog looks again: a delivery may be on its way.
 	secondLook = 5 * time.Second
+	// lookTimeout bounds one look.
+	lookTimeout = 10 * time.Second
 )
 
 var errStandsStill = errors.New("the broker delivers nothing, although the queue has messages")
@@ -47,12 +49,14 @@ func (s *Subscription) watch(c *consumer, queue string) {
 		if still < next {
 			continue
 		}
-		next = still + min(2*next, maxStillness)
 		found, err := s.stuck(c, queue, last)
-		if isCode(err, amqp.AccessRefused) || isCode(err, amqp.NotFound) {
+		switch {
+		case isCode(err, amqp.AccessRefused) || isCode(err, amqp.NotFound):
 			return // it may not look, or the broker ends the consumer
-		}
-		if err == nil && found != nil {
+		case err != nil: // it looks again with the next step
+		case found == nil:
+			next = still + min(still, maxStillness)
+		default:
 			s.awaken(c, found, still, last)
 			return
 		}
@@ -68,7 +72,7 @@ func (s *Subscription) stuck(c *consumer, queue string, last uint64) (*amqp.Queu
 		if look > 0 && !Sleep(c.ctx, secondLook) {
 			return nil, nil
 		}
-		ctx, cancel := context.WithTimeout(c.ctx, goodbyeTimeout)
+		ctx, cancel := context.WithTimeout(c.ctx, lookTimeout)
 		err := c.conn.Do(ctx, func(ch *amqp.Channel) (err error) {
 			found, err = ch.QueueDeclarePassive(queue, true, false, false, false, nil)
 			return err

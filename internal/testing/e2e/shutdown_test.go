@@ -191,7 +191,7 @@ func newNightly(t *testing.T, declared string) *nightly {
 	return s
 }
 
-// run starts the service. Its handlers return when finish is closed or their context ends. begun
+// run starts the service. A handler returns for a value of finish, or when its context ends. begun
 // gets a value for each call.
 func (s *nightly) run(finish <-chan struct{}) (r *rig.Service, begun <-chan struct{}) {
 	s.t.Helper()
@@ -225,8 +225,8 @@ func (s *nightly) deploy(finishes bool) {
 	rig.WaitFor(s.t, "one in progress, the others prefetched", func() bool {
 		return len(begun) > 0 && rig.Ready(s.t, s.look, s.queue) == 0
 	})
-	if finishes {
-		stopDuring(s.t, r, func() { close(finish) })
+	if finishes { // one message: the router takes others until it has closed the Subscriber
+		stopDuring(s.t, r, func() { finish <- struct{}{} })
 	} else {
 		r.Stop()
 	}
