@@ -7,6 +7,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/link"
 )
 
@@ -124,9 +125,9 @@ func (s *Subscription) consumeOne() *consumer {
 	if err != nil {
 		return nil
 	}
-	ready, err := s.ready(ctx, conn)
+	found, err := audit.Passive(ctx, conn.Do, s.cfg.Queue)
 	// A user who may not look is refused (F24). With an order, a message may wait in the line.
-	empty := err == nil && ready == 0 && s.cfg.Order == nil
+	empty := err == nil && found.Messages == 0 && s.cfg.Order == nil
 	if empty || err != nil && !isCode(err, amqp.AccessRefused) {
 		return nil
 	}
@@ -143,22 +144,12 @@ func (s *Subscription) consumeOne() *consumer {
 	return c
 }
 
-// ready returns the number of messages that no consumer has got.
-func (s *Subscription) ready(ctx context.Context, conn *link.Conn) (n int, err error) {
-	err = conn.Do(ctx, func(ch *amqp.Channel) error {
-		q, err := ch.QueueDeclarePassive(s.cfg.Queue, true, false, false, false, nil)
-		n = q.Messages
-		return err
-	})
-	return n, err
-}
-
 // look tells how many messages have gathered in the queue. A user who may not look sees none (F24).
 func (s *Subscription) look(conn *link.Conn, tell func(ready int)) {
 	ctx, cancel := context.WithTimeout(s.stop, probeWait)
 	defer cancel()
-	ready, err := s.ready(ctx, conn)
+	found, err := audit.Passive(ctx, conn.Do, s.cfg.Queue)
 	if err == nil || isCode(err, amqp.AccessRefused) {
-		tell(ready)
+		tell(found.Messages)
 	}
 }

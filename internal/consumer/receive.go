@@ -8,6 +8,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/link"
 )
@@ -247,10 +248,7 @@ func (s *Subscription) release(c *consumer, unbegun []arrival) {
 func (s *Subscription) exists(conn *link.Conn) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), goodbyeTimeout)
 	defer cancel()
-	err := conn.Do(ctx, func(ch *amqp.Channel) error {
-		_, err := ch.QueueDeclarePassive(s.cfg.Queue, true, false, false, false, nil)
-		return err
-	})
+	_, err := audit.Passive(ctx, conn.Do, s.cfg.Queue)
 	return !isCode(err, amqp.NotFound)
 }
 

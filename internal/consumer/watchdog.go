@@ -8,6 +8,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/middleware"
 )
 
@@ -67,16 +68,9 @@ func (s *Subscription) watch(c *consumer, queue string) {
 // single active consumer gets nothing either: with several consumers, only a delivery shows which
 // is active.
 func (s *Subscription) stuck(c *consumer, queue string, last uint64) (*amqp.Queue, error) {
-	var found amqp.Queue
-	for look := range 2 {
-		if look > 0 && !Sleep(c.ctx, secondLook) {
-			return nil, nil
-		}
+	for look := 1; ; look++ {
 		ctx, cancel := context.WithTimeout(c.ctx, lookTimeout)
-		err := c.conn.Do(ctx, func(ch *amqp.Channel) (err error) {
-			found, err = ch.QueueDeclarePassive(queue, true, false, false, false, nil)
-			return err
-		})
+		found, err := audit.Passive(ctx, c.conn.Do, queue)
 		cancel()
 		if err != nil {
 			return nil, err
@@ -85,8 +79,11 @@ func (s *Subscription) stuck(c *consumer, queue string, last uint64) (*amqp.Queu
 		if now, _ := c.acks.last(); now != last || found.Messages == 0 || inactive {
 			return nil, nil
 		}
+		if look == 2 {
+			return &found, nil
+		}
+		Sleep(c.ctx, secondLook) // the end of ctx is an error of the second look
 	}
-	return &found, nil
 }
 
 // awaken logs what explains a stillness, and ends the consumer. The next one has a new channel.

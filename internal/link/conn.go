@@ -349,7 +349,7 @@ func (c *Conn) Close(limit time.Duration) {
 
 // Do runs f on a new channel, so that an error of the broker closes no channel that others use.
 // It returns at the end of ctx at the latest. Then f may still be waiting for the broker, and
-// ends with the connection.
+// ends with the connection: after an error, the caller must not read what f writes.
 func (c *Conn) Do(ctx context.Context, f func(*amqp.Channel) error) error {
 	done := make(chan error, 1)
 	go func() {
