@@ -25,7 +25,7 @@ const (
 	// once, and must cost no copy.
 	unseenDanger = 2
 	// maxInterruptions is how often a suspect is isolated before it is dead-lettered. The
-	// first time may be a precaution: see rescue.
+	// first time may be a precaution: see rescued.
 	maxInterruptions = 4
 	// mostInterruptions is the same if the broker may have counted the end of a hold.
 	mostInterruptions = 2 * maxInterruptions
@@ -141,19 +141,16 @@ func (d *delivery) isolated() bool {
 	if !interrupted(&d.raw) || !d.takeGuard() {
 		return false
 	}
-	d.isolate(d.State.Interruptions + 1)
+	d.isolateOnce()
 	return true
 }
 
-// rescue snoozes a delivery that is near to the delivery limit. The message comes back with
-// a count of zero, as a suspect: it is tried alone.
-func (d *delivery) rescue() {
-	interruptions := max(1, d.State.Interruptions)
-	if d.takeGuard() {
-		interruptions = d.State.Interruptions + 1
-	}
-	d.isolate(interruptions)
-}
+// isolateOnce isolates a delivery that has taken the guard.
+func (d *delivery) isolateOnce() { d.isolate(d.State.Interruptions + 1) }
+
+// rescued snoozes a delivery that is near to the delivery limit, while another one is isolated. The
+// message comes back with a count of zero, as a suspect: it is tried alone.
+func (d *delivery) rescued() { d.isolate(max(1, d.State.Interruptions)) }
 
 func (d *delivery) takeGuard() bool {
 	route, err := d.sub.cfg.Waits.Route(Retry{Delay: MinSnooze})

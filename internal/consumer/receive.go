@@ -133,19 +133,23 @@ func (s *Subscription) arrived(c *consumer, in *intake, a arrival) {
 	case endangered, culprit:
 		s.wg.Add(1)
 		c.inFlight.Add(1)
+		d, end := s.newDelivery(c, a)
+		settle := d.rescued
+		switch {
+		case d.astray != nil:
+			settle = d.sendOn
+		case verdict == culprit:
+			settle = d.giveUp
+		case d.takeGuard():
+			// The broker delivers again in order, and suspects are tried in order. So the first
+			// that comes is the one that was being tried when the process ended.
+			settle = d.isolateOnce
+		}
 		go func() {
 			defer s.wg.Done()
 			defer c.inFlight.Done()
-			d, end := s.newDelivery(c, a)
 			defer end()
-			switch {
-			case d.astray != nil:
-				d.sendOn()
-			case verdict == culprit:
-				d.giveUp()
-			default:
-				d.rescue()
-			}
+			settle()
 		}()
 	}
 }
