@@ -142,7 +142,7 @@ func (s *Subscription) arrived(c *consumer, in *intake, a arrival) {
 			settle = d.giveUp
 		case d.takeGuard():
 			// The broker delivers again in order, and suspects are tried in order. So the first
-			// that comes is the one that was being tried when the process ended.
+			// message that comes was being tried when the process ended.
 			settle = d.isolateOnce
 		}
 		go func() {

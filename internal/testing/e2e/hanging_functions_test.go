@@ -62,8 +62,8 @@ var thatHangs = amqp.Publishing{
 }
 
 // Given a marshaler that does not return, then its message keeps one place, the other places go on,
-// and the log names it once. Close returns within the drain, and the message is in its queue. What
-// the marshaler returns afterwards has no effect.
+// and the log names it once. Close returns within the drain, and the message is in its queue. A
+// late return of the marshaler has no effect.
 func TestAMarshalerThatHangs(t *testing.T) {
 	t.Parallel()
 	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
