@@ -187,7 +187,8 @@ func (s *source) warn(f *audit.Facts, d *audit.Drop) {
 			"ends while the broker restarts, because their quorum queue is not up yet; use another "+
 			"strategy, or a classic queue", nil)
 	}
-	if _, certain := f.DeliveryLimit(); !certain {
+	guarded := !s.plan.rejects() && s.plan.Line == "" && !s.subscriber.opts.requeue
+	if _, certain := f.DeliveryLimit(); guarded && !certain {
 		s.logger.Info("Warning: a delivery limit of the queue may be set that cannot be seen without "+
 			"WithManagement, so it is taken for a small one: a message whose process or connection has "+
 			"ended twice is snoozed for a second and tried alone", nil)

@@ -192,7 +192,7 @@ func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
 				return false
 			}
 			o.main, o.opening = opened.consumer, false
-			o.main.inOrder, o.main.probing, o.main.single = o, c.probing, c.single
+			o.main.inOrder = o
 		case raw, ok := <-fromMain:
 			if !ok || !s.fromMain(o, raw) {
 				c.ended = true
@@ -301,6 +301,9 @@ func (s *Subscription) openMain(o *inOrder) {
 	if o.since.IsZero() || o.gate != "" || o.main != nil || o.opening {
 		return
 	}
+	if len(s.asking) > 0 { // an earlier consumer's: each end of a channel counts against the limit
+		return
+	}
 	o.mu.Lock()
 	spare := o.line.HasSpare()
 	o.mu.Unlock()
@@ -311,13 +314,19 @@ func (s *Subscription) openMain(o *inOrder) {
 		}
 		return
 	}
-	c, ahead := o.lines, o.ahead
+	c, ahead, use := o.lines, o.ahead, toConsume
+	switch {
+	case c.single:
+		use = toGetOne
+	case c.probing:
+		use = toProbe
+	}
 	o.opening = true
 	go func() {
 		ctx, cancel := context.WithTimeout(s.stop, prepareTimeout)
 		defer cancel()
 		main, err := s.consumeWithin(ctx, func() (*consumer, error) {
-			return s.open(c.conn, c.Limits, toConsume, s.cfg.Queue, ahead)
+			return s.open(c.conn, c.Limits, use, s.cfg.Queue, ahead)
 		})
 		o.opened <- newMain{main, err}
 	}()
@@ -415,6 +424,9 @@ func (s *Subscription) releaseInOrder(c *consumer) {
 		if main != nil {
 			both = []*consumer{main, c}
 		}
+		for _, c := range both { // nothing reads the deliveries that come now
+			c.enoughNow()
+		}
 		patience := MaxHold
 		if c.ended || o.isOver() {
 			patience = mostPatience
@@ -433,7 +445,7 @@ func (s *Subscription) releaseInOrder(c *consumer) {
 			_, _ = s.publishToken(o, o.epoch.Load())
 		}
 		for _, c := range both {
-			close(c.cancelled)
+			c.gone()
 			within(goodbyeTimeout, func() { _ = c.ch.Close() })
 		}
 	}()

@@ -82,6 +82,7 @@ type consumer struct {
 	enough    chan struct{} // closed when nothing more may be received
 	enoughNow func()        // closes enough
 	cancel    func()        // ends the deliveries, once, and closes cancelled
+	gone      func()        // closes cancelled
 	cancelled chan struct{} // closed when the broker delivers nothing more
 	ended     bool          // by the broker, or with its channel
 }
@@ -249,15 +250,18 @@ func (s *Subscription) open(
 		cancelled: make(chan struct{}), acks: acks{send: ch.Ack, most: max(1, min(prefetch/4, maxAcks))},
 	}
 	c.holdsNone.Store(limits.HoldsNone)
+	c.gone = sync.OnceFunc(func() { close(c.cancelled) })
 	c.cancel = sync.OnceFunc(func() {
 		_ = ch.Cancel(tag, false)
-		close(c.cancelled)
+		c.gone()
 	})
 	go func() {
 		s.endedBy(c, <-closed)
 		cancel()
 	}()
-	go s.watch(c, queue)
+	if use != toGetOne {
+		go s.watch(c, queue)
+	}
 	return c, nil
 }
 

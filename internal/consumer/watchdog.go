@@ -41,6 +41,8 @@ func (s *Subscription) watch(c *consumer, queue string) {
 			return
 		case <-c.cancelled:
 			return
+		case <-c.enough:
+			return
 		case <-ticker.C:
 		}
 		last, idle := c.acks.last()
@@ -93,14 +95,14 @@ func (s *Subscription) awaken(c *consumer, found *amqp.Queue, still time.Duratio
 		errStandsStill, watermill.LogFields{
 			"queue": found.Name, "ready": found.Messages, "consumers": found.Consumers,
 			"still_for": still, "deliveries": last, "consumer_tag": c.tag,
-			"one_active": c.OneActive, "probing": c.probing, "single": c.single,
+			"one_active": c.OneActive, "probing": c.probing,
 		})
-	if observers := s.cfg.Group.Observers; observers != nil {
+	c.enoughNow()
+	c.cancel()
+	if observers := s.cfg.Group.Observers; observers != nil { // they may hang
 		observers.Tell(s.base, middleware.Event{
 			Kind: middleware.EventStranded, At: time.Now().UTC(), Topic: s.cfg.Topic,
 			Queue: found.Name, Messages: found.Messages,
 		})
 	}
-	c.enoughNow()
-	c.cancel()
 }

@@ -50,6 +50,29 @@ func TestAConsumerThatIsForgottenConsumesAgain(t *testing.T) {
 	})
 }
 
+// The same for a queue that is handled in order: the new consumers lead, and keep the order.
+func TestALeaderThatIsForgottenConsumesAgain(t *testing.T) {
+	t.Parallel()
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+		var handled bodies
+		c := orderedBy(topology.InOrder{}, backoff.List{time.Minute}, func(msg *message.Message) error {
+			handled.add(string(msg.Payload))
+			return nil
+		})
+		c.URL, c.Queue, c.Keep, c.Forgotten = broker.URL(), "orders", true, true
+		r := rig.Start(t, c)
+		r.Send("a:0")
+		<-time.After(time.Hour)
+		require.Zero(t, r.Logs.Said(rig.WatchdogLine))
+		broker.Forget("orders")
+		r.Send("a:1", "b:0")
+		<-time.After(5 * time.Minute)
+		require.Equal(t, 1, r.Logs.Said(rig.WatchdogLine))
+		require.Equal(t, ofKey("a", 2), handled.of("a"))
+		require.Equal(t, 3, handled.len())
+	})
+}
+
 func onlyStill(events chan<- middleware.Event) middleware.Observer {
 	return middleware.ObserverFunc(func(_ context.Context, e middleware.Event) {
 		if e.Kind == middleware.EventStranded {
