@@ -220,7 +220,7 @@ func (s *nightly) run(finish <-chan struct{}) (r *rig.Service, begun <-chan stru
 // deploy starts the service, lets it take all messages, and stops it.
 func (s *nightly) deploy(finishes bool) {
 	s.t.Helper()
-	finish := make(chan struct{})
+	finish := make(chan struct{}, 1) // of no use to a handler that the drain has interrupted
 	r, begun := s.run(finish)
 	rig.WaitFor(s.t, "one in progress, the others prefetched", func() bool {
 		return len(begun) > 0 && rig.Ready(s.t, s.look, s.queue) == 0
