@@ -16,8 +16,8 @@ import (
 //
 // Observe runs in the handler's goroutine, after the event and before the message is settled,
 // so it should be quick; EventStranded comes from another goroutine. ctx has the values of the
-// message's context. Observe changes nothing about the message: a panic is logged,
-// at most once a minute. Many goroutines call it at once.
+// message's context. Observe changes nothing about the message: a panic is logged, at most once a
+// minute. Many goroutines call it at once.
 type Observer interface {
 	Observe(ctx context.Context, e Event)
 }

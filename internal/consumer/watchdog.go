@@ -26,8 +26,8 @@ const (
 var errStandsStill = errors.New("the broker delivers nothing, although the queue has messages")
 
 // watch ends a consumer that gets nothing, has nothing in hand, and whose queue has ready messages
-// all the same. The broker or this library has lost count of a delivery. Nothing that takes a
-// message notices that, so watch goes by what has arrived.
+// all the same: the broker or this library has lost count of a delivery. It knows only which
+// deliveries have arrived, and so does not depend on the code that takes them.
 func (s *Subscription) watch(c *consumer, queue string) {
 	const step = stillness / 3
 	ticker := time.NewTicker(step)
