@@ -139,16 +139,18 @@ func newNode(l layout) (*Node, error) {
 	return &Node{layout: l, output: output}, err
 }
 
-// launched explains the error of a first run by the node's output.
+// launched explains the error of a first run by the node's output. A plugin's listener that found
+// its port taken says so in the error alone.
 func (n *Node) launched(err error) error {
 	if err == nil {
 		return nil
 	}
-	tail := n.layout.tail()
-	if strings.Contains(tail, "eaddrinuse") || strings.Contains(tail, "in use by another") {
-		err = fmt.Errorf("%w: %w", errPort, err)
+	err = fmt.Errorf("%w%s", err, n.layout.tail())
+	if said := err.Error(); strings.Contains(said, "eaddrinuse") ||
+		strings.Contains(said, "in use by another") {
+		return fmt.Errorf("%w: %w", errPort, err)
 	}
-	return fmt.Errorf("%w%s", err, tail)
+	return err
 }
 
 // run starts the server beside its epmd and returns once it speaks AMQP.
