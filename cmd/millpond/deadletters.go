@@ -12,11 +12,11 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 	"unicode/utf8"
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/millpond-go/millpond/internal/excerpt"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
@@ -303,14 +303,10 @@ func payload(body []byte) string {
 	var pretty bytes.Buffer
 	if len(body) <= shownBytes && json.Indent(&pretty, body, "", "  ") == nil &&
 		pretty.Len() <= 4*shownBytes {
-		return escaped(pretty.String())
+		return excerpt.JSON(pretty.String())
 	}
 	body = bytes.ReplaceAll(body, []byte("\r\n"), []byte("\n"))
-	text := utf8.Valid(body)
-	for _, r := range string(body) {
-		text = text && (unicode.IsPrint(r) || r == '\n' || r == '\t')
-	}
-	if text {
+	if utf8.Valid(body) && !bytes.ContainsFunc(body, excerpt.Unshown) {
 		return string(body)
 	}
 	return strings.TrimSuffix(hex.Dump(body), "\n")

@@ -11,13 +11,12 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode"
-	"unicode/utf16"
 	"unicode/utf8"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/cmd/millpond/internal/headertext"
+	"github.com/millpond-go/millpond/internal/excerpt"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -86,7 +85,7 @@ func headerLines(headers amqp.Table) ([]string, error) {
 		h := read.Headers[name]
 		if !bareName.MatchString(name) {
 			quoted, _ := json.Marshal(name) // a string is never refused
-			name = escaped(string(quoted))
+			name = excerpt.JSON(string(quoted))
 		}
 		lines = append(lines, strings.TrimRight(name+" "+h.Type+" "+h.shown(), " "))
 	}
@@ -124,7 +123,7 @@ func (h typed) shown() string {
 	encoder := json.NewEncoder(&out)
 	encoder.SetEscapeHTML(false)
 	_ = encoder.Encode(value) // it was decoded
-	return escaped(strings.TrimSpace(out.String()))
+	return excerpt.JSON(strings.TrimSpace(out.String()))
 }
 
 // payloadText returns how a payload is shown, and its text. JSON is indented. Any payload that has
@@ -135,8 +134,8 @@ func payloadText(body []byte) (form, text string) {
 	switch {
 	case utf8.Valid(body) && json.Indent(&pretty, trimmed, "", "  ") == nil &&
 		pretty.Len() <= 4*len(body)+16*shownBytes: // deeply nested JSON grows a thousand times
-		return asJSON, escaped(pretty.String())
-	case utf8.Valid(body) && !strings.ContainsFunc(string(body), unshown):
+		return asJSON, excerpt.JSON(pretty.String())
+	case utf8.Valid(body) && !strings.ContainsFunc(string(body), excerpt.Unshown):
 		return asText, string(body)
 	}
 	const width = 76
@@ -146,27 +145,6 @@ func payloadText(body []byte) (form, text string) {
 		lines = append(lines, string(line))
 	}
 	return asBase64, strings.Join(lines, "\n")
-}
-
-func unshown(r rune) bool { return !unicode.IsPrint(r) && r != '\n' && r != '\t' }
-
-// escaped writes the characters of JSON that an editor or a terminal may not show as \u and their
-// number. In valid JSON they are inside strings.
-func escaped(text string) string {
-	if !strings.ContainsFunc(text, unshown) {
-		return text
-	}
-	var out strings.Builder
-	for _, r := range text {
-		if !unshown(r) {
-			out.WriteRune(r)
-			continue
-		}
-		for _, unit := range utf16.AppendRune(nil, r) {
-			fmt.Fprintf(&out, `\u%04x`, unit)
-		}
-	}
-	return out.String()
 }
 
 // parseContent reads a text that content.text wrote and a person has changed. Lines above the

@@ -211,6 +211,17 @@ func TestPlanIsPrinted(t *testing.T) {
 	}
 }
 
+// The name of a queue reaches no terminal as it is.
+func TestPlanOfAHostileNameIsHarmless(t *testing.T) {
+	t.Parallel()
+	for _, form := range []string{"--definitions", "--permissions", "--json", "--no-policies"} {
+		o := tool(t, "", "", "plan", "a\x1b[2J\u202eb", "--policy", "1s", form)
+		require.Zero(t, o.code, o.err)
+		require.NotContains(t, o.out, "\x1b", form)
+		require.NotContains(t, o.out, "\u202e", form)
+	}
+}
+
 // Every command on three dead letters, as tables and as JSON.
 func TestCommandsPrintWhatTheyDo(t *testing.T) { eachKind(t, commandsPrintWhatTheyDo) }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/millpond-go/millpond/internal/excerpt"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -56,7 +57,7 @@ func (a app) definitions(file []byte, err error) error {
 	if err != nil {
 		return usage("%v", err)
 	}
-	_, err = fmt.Fprintf(a.out, "%s\n", file)
+	_, err = fmt.Fprintln(a.out, excerpt.JSON(string(file)))
 	return err
 }
 

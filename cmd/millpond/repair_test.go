@@ -347,6 +347,9 @@ func TestGroupsAreHarmlessAndChooseLetters(t *testing.T) {
 	require.Equal(t, exitDone, o.code, o.err)
 	require.NotContains(t, o.out, "\x1b")
 	require.NotContains(t, o.out, "\u202e")
+	exported := s.tool("dead", "export", s.queue, "--all").out
+	require.NotContains(t, exported, "\u202e")
+	require.Equal(t, 3, strings.Count(exported, `\u202eboom`), exported)
 	require.Equal(t, 4, strings.Count(o.out, "\n"), o.out)
 	require.Contains(t, o.out, " queue ", "some letters are of another queue")
 	var groups []groupJSON

@@ -11,6 +11,8 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/millpond-go/millpond/internal/excerpt"
 )
 
 // stdio are the standard streams of the tool.
@@ -49,7 +51,7 @@ func (s stdio) encode(value any, indent string) error {
 	if err := encoder.Encode(value); err != nil {
 		return err
 	}
-	_, err := io.WriteString(s.out, escaped(text.String()))
+	_, err := io.WriteString(s.out, excerpt.JSON(text.String()))
 	return err
 }
 

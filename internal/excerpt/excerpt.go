@@ -3,9 +3,11 @@
 package excerpt
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 	"unicode"
+	"unicode/utf16"
 	"unicode/utf8"
 )
 
@@ -40,6 +42,28 @@ func OneLine(text string) string {
 		text = text[size:]
 	}
 	return b.String()
+}
+
+// Unshown reports whether r is a character of a text that an editor or a terminal may not show.
+func Unshown(r rune) bool { return !unicode.IsPrint(r) && r != '\n' && r != '\t' }
+
+// JSON returns valid JSON with its Unshown characters, which are inside strings, as \u and their
+// number. It reads the same.
+func JSON(text string) string {
+	if !strings.ContainsFunc(text, Unshown) {
+		return text
+	}
+	var out strings.Builder
+	for _, r := range text {
+		if !Unshown(r) {
+			out.WriteRune(r)
+			continue
+		}
+		for _, unit := range utf16.AppendRune(nil, r) {
+			fmt.Fprintf(&out, `\u%04x`, unit)
+		}
+	}
+	return out.String()
 }
 
 // validStart returns text as valid UTF-8, which is never longer, or a beginning that is longer

@@ -46,3 +46,15 @@ func TestNothingOfALineReachesTheTerminal(t *testing.T) {
 		}
 	}
 }
+
+func TestNothingOfJSONReachesTheTerminal(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"a\n":"é"}`:                        `{"a\n":"é"}`,
+		"{\n\t\"\u202e\": \"\u007f\u0085\"}": "{\n\t\"\\u202e\": \"\\u007f\\u0085\"}",
+		"\"\U000e0041\"":                     `"\udb40\udc41"`,
+	} {
+		if got := excerpt.JSON(text); got != want {
+			t.Errorf("%q: got %q, want %q", text, got, want)
+		}
+	}
+}

@@ -7,6 +7,8 @@ import (
 	"unicode/utf8"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/excerpt"
 )
 
 // record is a message as a line of JSON, lossless: strings that are not UTF-8 are written in
@@ -32,7 +34,8 @@ type record struct {
 }
 
 // Encode writes a message as a line of JSON that Import reads, without the line's end: payload,
-// properties and headers with their types, lossless.
+// properties and headers with their types, lossless. Characters that a terminal may not show are
+// escaped.
 func Encode(d amqp.Delivery) ([]byte, error) {
 	r := record{
 		Exchange: text(d.Exchange), RoutingKey: text(d.RoutingKey), Redelivered: d.Redelivered,
@@ -50,7 +53,8 @@ func Encode(d amqp.Delivery) ([]byte, error) {
 	if r.Headers, err = fieldsOf(d.Headers); err != nil {
 		return nil, fmt.Errorf("encode message %q: %w", idOf(&d), err)
 	}
-	return json.Marshal(r)
+	line, err := json.Marshal(r)
+	return []byte(excerpt.JSON(string(line))), err
 }
 
 // Decode reads a message that Encode wrote. It cannot be acked.
@@ -88,7 +92,9 @@ type encoded struct {
 func (t text) MarshalJSON() ([]byte, error) {
 	if utf8.ValidString(string(t)) {
 		// An escape takes six bytes, and base64 a third more than the text.
-		if quoted, err := json.Marshal(string(t)); err != nil || len(quoted) <= 2*len(t)+64 {
+		quoted, err := json.Marshal(string(t))
+		quoted = []byte(excerpt.JSON(string(quoted)))
+		if err != nil || len(quoted) <= 2*len(t)+64 {
 			return quoted, err
 		}
 	}

@@ -3,12 +3,14 @@ package operate_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -18,6 +20,9 @@ import (
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
+// unshown are characters that move the cursor of a terminal or change its order, or are not seen.
+const unshown = "a\x1b[2J\u007f\u0085\u202e\u2066\u200b\u2028\ufeff\U000e0041b"
+
 // everyType are headers of every type that AMQP has.
 func everyType() amqp.Table {
 	return amqp.Table{
@@ -26,7 +31,7 @@ func everyType() amqp.Table {
 		"int64": int64(math.MaxInt64), "float32": float32(0.1), "float64": math.Inf(-1), "small": 5e-324,
 		"decimal": amqp.Decimal{Scale: 2, Value: -12345}, "string": "päper", "not UTF-8": "a\xff",
 		"empty": "", "bytes": []byte{0, 255}, "no bytes": []byte{}, "time": time.Unix(1700000000, 0),
-		"key \xff": "x", "base64:": "y", "array": []any{}, "no table": amqp.Table{},
+		"key \xff": "x", "base64:": "y", unshown: unshown, "array": []any{}, "no table": amqp.Table{},
 		"table": amqp.Table{"n": int32(1), "deeper": amqp.Table{"l": []any{int64(1), "b", nil}}},
 	}
 }
@@ -37,11 +42,14 @@ func TestEncodeLosesNothing(t *testing.T) {
 		Headers: everyType(), ContentType: "a/b", ContentEncoding: "gzip", DeliveryMode: 2, Priority: 9,
 		CorrelationId: "c\xff", ReplyTo: "r", Expiration: "60000", MessageId: "m",
 		Timestamp: time.Unix(1700000000, 0), Type: "t", UserId: "guest", AppId: "app",
-		Redelivered: true, Exchange: "e", RoutingKey: "k", Body: []byte{0, 1, 255},
+		Redelivered: true, Exchange: "e", RoutingKey: unshown, Body: []byte{0, 1, 255},
 	}
 	line, err := operate.Encode(d)
 	require.NoError(t, err)
-	require.NotContains(t, string(line), "\n")
+	require.True(t, json.Valid(line))
+	for _, r := range string(line) {
+		require.True(t, unicode.IsPrint(r), "%U", r)
+	}
 	back, err := operate.Decode(line)
 	require.NoError(t, err)
 	require.Equal(t, d, back)
