@@ -87,8 +87,8 @@ func (b *back) expires(d *amqp.Delivery) {
 	}
 }
 
-// all gives back the messages that are kept, and then the messages that flush has taken. The error
-// is a MissingError if some are not in the queue afterwards.
+// all gives back the messages that are kept, and then those that Flush has taken behind them. The
+// error is a MissingError if some are not in the queue afterwards.
 func (b *back) all(taken int) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

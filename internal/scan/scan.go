@@ -46,7 +46,8 @@ type Scan struct {
 	limit   int   // of a page
 	idle    time.Duration
 
-	page []amqp.Delivery // taken and not returned by Next yet
+	page   []amqp.Delivery // taken and not returned by Next yet
+	behind int             // messages that Flush has taken behind those to look at
 
 	back back
 }
@@ -194,6 +195,10 @@ func (s *Scan) Keep(tag uint64) { s.back.keep(tag) }
 // The error is a MissingError if messages are not in the queue within 20 s, and no consumer is
 // there that may have taken them.
 func (s *Scan) GiveBack() error {
+	var err error
+	if s.back.keeps < s.seen { // some were acked
+		err = s.Flush()
+	}
 	for s.left > 0 && s.left <= restLimit {
 		d, ok, err := s.Next()
 		if err != nil || !ok {
@@ -205,11 +210,9 @@ func (s *Scan) GiveBack() error {
 		s.Keep(s.page[i].DeliveryTag)
 		s.back.expires(&s.page[i])
 	}
-	s.seen += len(s.page) // flush counts them
 	s.page = nil
-	taken, err := s.flush()
 	if err == nil {
-		err = s.back.all(taken)
+		err = s.back.all(s.behind)
 	}
 	if closeErr := s.ch.Close(); err == nil {
 		err = closeErr
@@ -217,23 +220,24 @@ func (s *Scan) GiveBack() error {
 	return err
 }
 
-// flush returns when the queue has the acks. With many acks under way, the broker keeps the last
-// ones back and forgets them when the channel is closed. Then the messages would come again. The
-// broker answers the first get after the acks before it, and the second get after the acks that it
-// kept back. A message that a get takes goes back behind all others, which is its place.
-func (s *Scan) flush() (taken int, err error) {
-	if s.back.keeps == s.seen {
-		return 0, nil // nothing was acked
-	}
+// Flush returns when the queue has the acks. With many acks under way, the broker keeps the last
+// ones back and forgets them when the channel ends. Then the messages would come again. The broker
+// answers the first get after the acks before it, and the second get after the acks that it kept
+// back. A message that a get takes is the next one behind the page. If that is not to be looked at,
+// it goes back behind all others, which is its place. Call Flush between calls of Next.
+func (s *Scan) Flush() error {
 	for range 2 {
 		d, ok, err := s.ch.Get(s.queue, false)
-		if err != nil {
-			return taken, err
-		}
-		if ok {
+		switch {
+		case err != nil:
+			return err
+		case ok && s.left > len(s.page):
+			s.page = append(s.page, d)
+			s.back.taken(d.DeliveryTag, true)
+		case ok:
 			s.back.expires(&d)
-			taken++
+			s.behind++
 		}
 	}
-	return taken, nil
+	return nil
 }

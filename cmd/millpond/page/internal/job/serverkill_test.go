@@ -163,13 +163,12 @@ func (y *yard) killed(kind job.Kind, of string, after int, source string) {
 // Five kills in the middle of a replay lose nothing, and double few letters.
 func TestServerKilledInAReplay(t *testing.T) {
 	t.Parallel()
-	const n, underWay = 5000, 128
+	const n, batch = 5000, 64
 	y := newYard(t, "")
 	y.die(0, n, refused)
 	y.killed(job.Replay, "", 400, y.dead)
 	y.depth(y.dead, 0)
-	// A quorum queue forgets acks that were under way when the connection ended, too.
-	y.requireAll(n, 5*2*underWay, bodies(y.drainAll(y.queue, n)))
+	y.requireAll(n, 5*batch, bodies(y.drainAll(y.queue, n)))
 
 	log, err := os.ReadFile(filepath.Join(y.folder, "audit.jsonl"))
 	require.NoError(t, err)
@@ -180,14 +179,14 @@ func TestServerKilledInAReplay(t *testing.T) {
 
 func TestServerKilledInAnUndo(t *testing.T) {
 	t.Parallel()
-	const n, underWay = 2000, 128
+	const n, batch = 2000, 64
 	y := newYard(t, topology.Classic)
 	y.die(0, n, refused)
 	a := y.act(quick(job.Filter{Error: refused}))
 	require.Equal(t, n, a.Progress.Done, a.Error)
 	y.killed(job.Undo, a.ID, 100, y.queue)
 	y.depth(y.queue, 0)
-	y.requireAll(n, 5*underWay, bodies(y.drainAll(y.dead, n)))
+	y.requireAll(n, 5*batch, bodies(y.drainAll(y.dead, n)))
 }
 
 func TestServerKilledInADiscard(t *testing.T) {
