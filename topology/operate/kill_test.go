@@ -190,8 +190,11 @@ func TestKilledInTheMiddle(t *testing.T) {
 				t.Parallel()
 				b := newBox(t, kind)
 				step := 300 // in the middle of a batch of 64
-				if command == "edit" {
+				switch command {
+				case "edit":
 					step = 100
+				case "discard", "discard stranded":
+					step = 200 // a batch
 				}
 				n := step*kills + 100
 				most := 64 * kills
