@@ -87,7 +87,7 @@ func (b *back) expires(d *amqp.Delivery) {
 	}
 }
 
-// all gives back the messages that are kept, and then those that Flush has taken behind them. The
+// all gives back the messages that are kept, and then the ones that Flush has taken behind. The
 // error is a MissingError if some are not in the queue afterwards.
 func (b *back) all(taken int) error {
 	b.mu.Lock()

@@ -26,7 +26,7 @@ type DiscardOptions struct {
 	DryRun bool
 	// Before is called with letters that are about to be thrown away, up to 200 at once; they go when
 	// it has returned nil. If it stores them durably (Encode), each letter is in the file or in the
-	// queue whenever the process ends, and at most those of one call are in both. With an error they
+	// queue whenever the process ends, and letters of at most one call are in both. With an error they
 	// stay, and Discard ends. Default: the letters are gone.
 	Before func(letters []Letter) error
 	// Progress is called after each message. Default: no call.
