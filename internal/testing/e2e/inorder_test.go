@@ -151,8 +151,9 @@ func TestTheNextProcessKeepsTheOrder(t *testing.T) {
 			rig.WaitFor(t, "the next process leads", func() bool { return len(handled.of("b")) == 1 })
 			require.Empty(t, handled.of("a"))
 			open.Store(true)
-			rig.WaitFor(t, "all messages are handled", func() bool { return len(handled.of("a")) >= 31 })
-			require.Equal(t, ofKey("a", 31), slices.Compact(handled.of("a")))
+			once := func() []string { return slices.Compact(handled.of("a")) } // the cut may repeat one
+			rig.WaitFor(t, "all messages are handled", func() bool { return len(once()) >= 31 })
+			require.Equal(t, ofKey("a", 31), once())
 			n := 0
 			epochs.Range(func(any, any) bool { n++; return true })
 			require.Greater(t, n, 1, "the fencing token has not changed")
