@@ -41,6 +41,7 @@ type call struct {
 	instance string
 	body     string
 	ok       bool
+	prober   string // the watched instance that probed at that time; "" for none
 }
 
 // downstream is the service that all instances call. It is out while it is told to be.
@@ -51,6 +52,7 @@ type downstream struct {
 	out   bool
 	calls []call
 	done  map[string]int // calls that succeeded, by body
+	watch []*instance
 }
 
 func newDownstream(t *testing.T) *downstream {
@@ -64,7 +66,7 @@ func newDownstream(t *testing.T) *downstream {
 func (d *downstream) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
 	d.mu.Lock()
-	c := call{time.Now(), r.Header.Get("Instance"), string(body), !d.out}
+	c := call{time.Now(), r.Header.Get("Instance"), string(body), !d.out, d.probing()}
 	d.calls = append(d.calls, c)
 	if c.ok {
 		d.done[c.body]++
@@ -100,13 +102,22 @@ func (d *downstream) since(then time.Time) (calls []call) {
 	return calls
 }
 
-// prober returns the instance that has called since a time; "" for none.
-func (d *downstream) prober(then time.Time) string {
-	calls := d.since(then)
-	if len(calls) == 0 {
-		return ""
+// probing returns the watched instance that is the prober and says so; "" for none.
+func (d *downstream) probing() string {
+	for _, in := range d.watch {
+		if in.sees(in.name) {
+			return in.name
+		}
 	}
-	return calls[len(calls)-1].instance
+	return ""
+}
+
+// watching takes the instances to watch, and returns the one of them that probes.
+func (d *downstream) watching(in ...*instance) string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.watch = in
+	return d.probing()
 }
 
 // instance is one process of the fleet, or a part of the test's process.
@@ -117,6 +128,11 @@ type instance struct {
 	logs   *rig.Logs
 	events *events
 	stop   func()
+}
+
+// sees reports whether an instance knows the one with a name as the prober.
+func (in *instance) sees(name string) bool {
+	return strings.HasPrefix(in.budget.State().Prober, name+"@")
 }
 
 // plan says how the instances of a test work.
