@@ -227,6 +227,9 @@ func (p Plan) toConsumer() consumer.Waits {
 		w.Resolution = p.Levels.Resolution
 	}
 	for _, q := range p.Queues {
+		if q.Delay > 0 {
+			w.Queues = append(w.Queues, q.Name)
+		}
 		_, fixed := q.Arguments["x-dead-letter-routing-key"]
 		to, _ := q.Arguments["x-dead-letter-exchange"].(string)
 		if q.Delay > 0 && !fixed && to != "" && !slices.Contains(w.KeyKept, to) {

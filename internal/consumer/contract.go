@@ -120,6 +120,8 @@ type Waits struct {
 	// retry that asks for none waits for 0 where it goes straight to its queue.
 	Given func(asked time.Duration) time.Duration
 	Dead  Route
+	// Queues are the names of the wait queues.
+	Queues []string
 	// Via has the exchanges that messages pass on their way back. Zero: they go straight to
 	// their queue.
 	Via Via
