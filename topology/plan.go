@@ -221,7 +221,7 @@ func (p Plan) toConsumer() consumer.Waits {
 		return p.toConsumerRoute(route), err
 	}
 	if p.rejects() {
-		w.Rejected, w.Copied = p.heldFor, p.waits
+		w.Rejected, w.Copied = audit.Held(p.RejectMin, p.RejectMax), p.waits
 	}
 	if p.Levels != nil {
 		w.Resolution = p.Levels.Resolution

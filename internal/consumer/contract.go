@@ -178,6 +178,9 @@ type Limits struct {
 	Classic         bool          // the queue is a classic queue
 	HoldsNone       bool          // the queue may hold no rejected messages: copies wait
 	OneActive       bool          // the queue has a single active consumer
+	// Rejected returns how long the queue holds a rejected message with this delivery count, if
+	// consumers with another strategy may reject its messages. Default: none do
+	Rejected func(count int) time.Duration
 }
 
 var (

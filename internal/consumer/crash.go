@@ -76,7 +76,7 @@ func (s *Subscription) judge(c *consumer, raw *amqp.Delivery) verdict {
 	switch {
 	case !marked && !raw.Redelivered || s.cfg.RequeueOnNack:
 		return innocent
-	case !marked && s.cfg.Waits.rejects():
+	case !marked && c.held(&s.cfg.Waits) != nil:
 		return judgeRejected(raw, c.Deliveries)
 	case !interrupted(raw) && !s.cfg.Waits.waited(raw):
 		return innocent

@@ -563,8 +563,8 @@ func TestASuspectThatIsHeldPassesItsTurnOn(t *testing.T) {
 }
 
 // Given messages with the mark of the crash guard, when they come from a producer, then they are
-// handled beside each other as any other. Those that are back from a wait queue are tried one at a
-// time.
+// handled beside each other as any other. Messages that are back from a wait queue are tried one at
+// a time.
 func TestOnlyAMarkFromAWaitQueueMakesASuspect(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
