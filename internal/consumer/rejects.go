@@ -27,8 +27,8 @@ const mostRejects = audit.DefaultDeliveryLimit / 2
 // rejects reports whether rejects hold messages in their queue.
 func (w *Waits) rejects() bool { return w.Rejected != nil }
 
-// held returns how long the queue holds a rejected message with a delivery count. It is nil where no
-// consumer rejects messages: then the count tells of processes that ended, and of no failures.
+// held returns how long the queue holds a rejected message with a delivery count. It is nil where
+// no consumer rejects messages: then the count tells of processes that ended, and of no failures.
 func (c *consumer) held(w *Waits) func(count int) time.Duration {
 	if w.rejects() {
 		return w.Rejected
@@ -61,8 +61,9 @@ func rejectCount(raw *amqp.Delivery) int64 {
 }
 
 // countRejects adds the broker's delivery count to the state: the headers do not have it. Another
-// consumer may have rejected the message, with topology.Native during a rollout. The broker knows no times, so the ages are the sums of the delays. A message between two rounds of
-// its wait has not failed: its count tells of processes that ended before the next round began.
+// consumer may have rejected the message, with topology.Native during a rollout. The broker knows
+// no times, so the ages are the sums of the delays. A message between two rounds of its wait has
+// not failed: its count tells of processes that ended before the next round began.
 func (d *delivery) countRejects() {
 	held := d.on.held(&d.sub.cfg.Waits)
 	if held == nil || rejectCount(&d.raw) == 0 || d.remaining() > 0 {
