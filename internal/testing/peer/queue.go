@@ -2,6 +2,7 @@ package peer
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"slices"
 
@@ -47,7 +48,29 @@ func (s *Server) Move(from, to string) {
 	}
 	m := source.ready[0]
 	source.ready = source.ready[1:]
-	s.add(target, &message{key: to, header: m.header, body: m.body})
+	s.add(target, &message{key: to, header: died(m.header, from), body: m.body})
+}
+
+// died returns a content header with an x-death that names the queue and nothing else.
+func died(header []byte, queue string) []byte {
+	const size, contentType, encoding, headers = 12, 1 << 15, 1 << 14, 1 << 13
+	rest := frame.Args(header[size:])
+	flags := rest.Uint16()
+	for _, property := range []uint16{contentType, encoding} {
+		if flags&property != 0 {
+			rest.Short()
+		}
+	}
+	before, table := header[size+2:len(header)-len(rest)], []byte(nil)
+	if flags&headers != 0 {
+		end := 4 + binary.BigEndian.Uint32(rest)
+		table, rest = rest[4:end], rest[end:]
+	}
+	death := slices.Concat(frame.Short("queue"), []byte("S"), frame.LongString(queue))
+	deaths := "F" + string(frame.LongString(string(death)))
+	table = slices.Concat(table, frame.Short("x-death"), []byte("A"), frame.LongString(deaths))
+	return slices.Concat(header[:size], binary.BigEndian.AppendUint16(nil, flags|headers), before,
+		frame.LongString(string(table)), rest)
 }
 
 func (s *Server) add(q *queue, m *message) {
