@@ -42,7 +42,7 @@ func (c *Conn) Unblocked() <-chan struct{} {
 
 // User returns the user of the connection; "" if only the broker knows it, by a certificate.
 func (c *Conn) User() string {
-	for _, auth := range c.Config.SASL { // the one that the broker has taken
+	for _, auth := range c.Config.SASL { // the broker has taken it
 		switch a := auth.(type) {
 		case *amqp.PlainAuth:
 			return a.Username
