@@ -115,8 +115,8 @@ func TestTheTryingEndsWhenEachKeyHasHadItsTurn(t *testing.T) {
 	require.True(t, o.isCalm())
 }
 
-// leading is a process that leads in epoch 5, with a blocked key in the line. Its acks are noted and
-// not sent.
+// leading is a process that leads in epoch 5, with a blocked key in the line. Its acks are noted
+// and not sent.
 func leading(t *testing.T, users ...string) (*Subscription, *inOrder) {
 	t.Helper()
 	o := &inOrder{

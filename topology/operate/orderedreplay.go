@@ -237,7 +237,7 @@ func (k *keyReplay) ask(ctx context.Context) error {
 		return nil
 	}
 	err := k.operator.call(ctx, func(ctx context.Context, conn *link.Conn) (err error) {
-		believed := false
+		var believed bool
 		k.state, believed, err = k.operator.findKey(ctx, conn, k.plan, k.key, "")
 		if err == nil && k.state.Mark != "" && !believed {
 			err = unbelieved(conn)
