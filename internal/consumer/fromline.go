@@ -224,9 +224,14 @@ func (s *Subscription) heldTooLong(o *inOrder) bool {
 // unblock takes the mark of a dead letter away.
 func (s *Subscription) unblock(o *inOrder, a arrival, note order.Note) {
 	key, _ := a.raw.Headers[header.Key].(string)
-	o.mu.Lock()
-	items := o.line.Release(key, note.ID)
-	o.mu.Unlock()
+	var items []arrival
+	if s.believes(&a.raw) {
+		o.mu.Lock()
+		items = o.line.Release(key, note.ID)
+		o.mu.Unlock()
+	} else {
+		s.logDisbelief(&a.raw, note)
+	}
 	for _, mark := range append(items, a) {
 		_ = o.lines.ack(mark.raw.DeliveryTag)
 	}
@@ -241,7 +246,7 @@ func (s *Subscription) answer(o *inOrder, question *amqp.Delivery) {
 	limits := s.cfg.Order.Limits
 	state := order.State{
 		Instance: s.cfg.Order.Instance, Epoch: o.epoch.Load(), Since: o.since,
-		MaxMessages: limits.Messages, MaxBytes: limits.Bytes,
+		MaxMessages: limits.Messages, MaxBytes: limits.Bytes, Unbelieved: !s.believes(question),
 	}
 	o.mu.Lock()
 	state.Messages, state.Bytes = o.line.Len()

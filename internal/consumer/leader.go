@@ -2,8 +2,10 @@ package consumer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -31,11 +33,14 @@ func (s *Subscription) publishToken(o *inOrder, epoch uint64) (name string, err 
 	if epoch > 0 {
 		s.led.Store(epoch)
 	}
-	err = o.lines.ch.PublishWithContext(context.Background(), "", s.cfg.Order.Line, false, false,
-		amqp.Publishing{
-			DeliveryMode: amqp.Persistent, Timestamp: time.Now(),
-			Headers: amqp.Table{header.Line: note.String()},
-		})
+	msg := amqp.Publishing{
+		DeliveryMode: amqp.Persistent, Timestamp: time.Now(),
+		Headers: amqp.Table{header.Line: note.String()},
+	}
+	if len(s.cfg.Order.ControlUsers) > 0 {
+		msg.UserId = o.lines.conn.User()
+	}
+	err = o.lines.ch.PublishWithContext(context.Background(), "", s.cfg.Order.Line, false, false, msg)
 	if err != nil {
 		err = fmt.Errorf("publish to queue %q: %w", s.cfg.Order.Line, err)
 	}
@@ -49,14 +54,18 @@ func (s *Subscription) token(o *inOrder, raw amqp.Delivery, note order.Note) boo
 	if mine { // the leader before has acked the tokens that were published earlier and are not back
 		maps.DeleteFunc(o.mine, func(_ string, at time.Time) bool { return at.Before(published) })
 	}
-	if !mine && note.Epoch > order.MaxEpoch { // forged
-		note.Epoch = 0
-	}
 	o.ahead = max(o.ahead, note.Ahead)
 	o.mu.Lock()
 	before := o.line.Epoch()
-	o.line.Seen(note.Epoch)
+	if raw.Redelivered && !mine { // the process before had it in hand, in front of all that came later
+		o.line.Led(note.Epoch)
+	}
+	counts := o.line.Seen(note.Epoch)
 	o.mu.Unlock()
+	if !mine && !(counts && s.believes(&raw)) { // of a user who is not believed the epoch counts
+		s.logDisbelief(&raw, note)
+		note = order.Note{}
+	}
 	if note.Epoch == 0 && note.Trying.Epoch > 0 {
 		o.alive[note.Trying.Epoch] = true
 		s.recount(o)
@@ -104,6 +113,26 @@ func (s *Subscription) token(o *inOrder, raw amqp.Delivery, note order.Note) boo
 		return s.shut(o, note.Epoch)
 	}
 	return true
+}
+
+// believes reports whether a token or a release counts.
+func (s *Subscription) believes(raw *amqp.Delivery) bool {
+	users := s.cfg.Order.ControlUsers
+	return len(users) == 0 || slices.Contains(users, raw.UserId)
+}
+
+var errNotBelieved = errors.New("its user is not in topology.WithControlUsers, or its epoch is " +
+	"far above each in which a process has led")
+
+// logDisbelief logs once a minute that a token or a release does not count.
+func (s *Subscription) logDisbelief(raw *amqp.Delivery, note order.Note) {
+	if time.Since(s.disbelief) < time.Minute {
+		return
+	}
+	s.disbelief = time.Now()
+	s.logger.Error("A note in the line is not believed", errNotBelieved, watermill.LogFields{
+		"note": string(note.Kind), "epoch": note.Epoch, "user_id": raw.UserId,
+	})
 }
 
 // shut publishes a token before whose return nothing begins.

@@ -40,6 +40,9 @@ type Order struct {
 	Limits order.Limits
 	// Instance names this process for people.
 	Instance string
+	// ControlUsers are the users whose tokens and releases count, by the UserId that the broker has
+	// checked. Tokens of this process name its user then. Empty: every user's count.
+	ControlUsers []string
 }
 
 // step is a message that may begin.
@@ -114,6 +117,7 @@ func (s *Subscription) consumeLine(
 	}
 	c.inOrder = o
 	o.trying.Epoch = s.led.Load() // this process has survived that it led
+	o.line.Led(o.trying.Epoch)
 	_, err = s.publishToken(o, 0)
 	o.trying = order.ID{}
 	if err != nil {

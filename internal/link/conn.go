@@ -40,6 +40,19 @@ func (c *Conn) Unblocked() <-chan struct{} {
 	return c.unblocked
 }
 
+// User returns the user of the connection; "" if only the broker knows it, by a certificate.
+func (c *Conn) User() string {
+	for _, auth := range c.Config.SASL { // the broker has taken it
+		switch a := auth.(type) {
+		case *amqp.PlainAuth:
+			return a.Username
+		case *amqp.AMQPlainAuth:
+			return a.Username
+		}
+	}
+	return ""
+}
+
 // Backlog returns a channel that is closed when everything that was written has left. It is nil
 // while more may be written.
 func (c *Conn) Backlog() <-chan struct{} { return c.socket.backlog() }

@@ -73,10 +73,12 @@ type Limits struct{ Messages, Bytes int }
 // Reserve is how many more messages are in the line at most.
 const Reserve = 4096
 
-// MaxEpoch and MaxSeq are the highest numbers that count. Higher numbers are forged. They would
-// leave no number to the next message.
+// MaxEpoch and MaxSeq are the highest numbers that count, and MaxJump is how far an epoch may be
+// above an epoch in which a process has led. Higher numbers are forged. They would leave no number
+// to the next message or process.
 const (
 	MaxEpoch uint64 = 1 << 53
+	MaxJump  uint64 = 1 << 20
 	MaxSeq   uint64 = 1 << 53
 )
 
@@ -84,6 +86,7 @@ const (
 type Line[T any] struct {
 	limits Limits
 	epoch  uint64
+	led    uint64 // an epoch in which a process has led; 0: none is known
 	writes uint64 // copies so far
 
 	careful  bool
@@ -153,6 +156,7 @@ func (l *Line[T]) Returned(w Waiting[T]) {
 // message of the main queue had come.
 func (l *Line[T]) Know(epoch uint64, main bool) {
 	l.epoch, l.lineKnown, l.mainKnown = max(l.epoch, epoch), true, l.mainKnown || main
+	l.led = l.epoch
 	for a := range l.all {
 		a.waiting = slices.DeleteFunc(a.waiting, func(e entry[T]) bool {
 			gone := e.sure && !e.here // the line was purged
@@ -209,11 +213,20 @@ func (l *Line[T]) BeCareful(careful bool) {
 // Epoch is the highest epoch that was seen.
 func (l *Line[T]) Epoch() uint64 { return l.epoch }
 
-// Seen notes an epoch of another process.
-func (l *Line[T]) Seen(epoch uint64) {
-	if epoch <= MaxEpoch {
-		l.epoch = max(l.epoch, epoch)
+// Led notes an epoch in which a process has led. It has no effect if one is known.
+func (l *Line[T]) Led(epoch uint64) {
+	if l.led == 0 && epoch <= MaxEpoch {
+		l.led = epoch
 	}
+}
+
+// Seen notes an epoch of another process. It reports whether the epoch counts.
+func (l *Line[T]) Seen(epoch uint64) bool {
+	if epoch > l.led+MaxJump {
+		return false
+	}
+	l.epoch = max(l.epoch, epoch)
+	return true
 }
 
 // Len returns how many messages are in the line, and their bytes in memory.

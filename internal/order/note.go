@@ -123,6 +123,8 @@ type State struct {
 	// Named says that the key that was asked for is among Keys if it has messages in the line.
 	// Earlier versions do not know that a key is asked for.
 	Named bool `json:"named,omitempty"`
+	// Unbelieved says that a Release of the user who has asked does not count.
+	Unbelieved bool `json:"unbelieved,omitempty"`
 }
 
 // MaxKeys bounds State.Keys.
