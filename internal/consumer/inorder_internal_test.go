@@ -3,6 +3,7 @@ package consumer
 import (
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unicode/utf8"
 
@@ -89,26 +90,25 @@ func TestANewLeaderDoesNotWaitForATokenThatIsGone(t *testing.T) {
 	require.True(t, o.leads())
 }
 
-// While messages are tried alone, each key has its turn. When all keys in hand have had it, the
-// message that has ended the processes before is not there: the trying is over.
-func TestTheTryingEndsWhenEachKeyHasHadItsTurn(t *testing.T) {
+// A message that ends the process slowly is not taken for harmless: the trying goes on for a minute.
+func TestTheTryingEndsAfterAMinute(t *testing.T) {
 	t.Parallel()
-	o := &inOrder{
-		line: order.New[arrival](order.Limits{}), careful: true, crashes: mostCrashes,
-		since: time.Now(),
-	}
-	o.line.Arrived("a", arrival{}, false)
-	o.line.Arrived("b", arrival{}, false)
-	o.handled = 9
-	require.False(t, o.isCalm(), "other messages may still come")
-	o.since = time.Now().Add(-inHandAfter)
-	require.False(t, o.isCalm())
-	o.handled++
-	require.False(t, o.isCalm(), "one key has had its turn")
-	o.handled++
-	require.True(t, o.isCalm())
-	o.careful, o.enough = false, 0
-	require.False(t, o.isCalm(), "side by side, a message that ends the process slowly is not seen so")
-	o.since = time.Now().Add(-calm)
-	require.True(t, o.isCalm())
+	synctest.Test(t, func(t *testing.T) {
+		s := &Subscription{places: newPlaces(1, nil)}
+		o := &inOrder{
+			line: order.New[arrival](order.Limits{}), careful: true, crashes: mostCrashes,
+			since: time.Now(), tokens: make([]amqp.Delivery, 1),
+		}
+		beat := func() {
+			o.mine = map[string]time.Time{"on its way": time.Now()}
+			require.True(t, s.beat(o))
+		}
+		time.Sleep(calm - 1)
+		beat()
+		require.True(t, o.careful)
+		time.Sleep(1)
+		beat()
+		require.False(t, o.careful)
+		require.Zero(t, o.crashes)
+	})
 }

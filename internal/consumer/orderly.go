@@ -45,8 +45,8 @@ type Order struct {
 // step is a message that may begin.
 type step struct {
 	*order.Step[arrival]
-	tried  string // the token that says that the message is tried alone
-	blamed bool   // the last process has ended while it tried the message
+	tried  string // the token that says that the message is tried
+	blamed bool   // the last process has ended while it tried the message alone
 }
 
 // inOrder is the part of a consumer that keeps the order.
@@ -56,7 +56,7 @@ type inOrder struct {
 	mu   sync.Mutex
 	line *order.Line[arrival]
 	over bool // a delivery comes again: nothing begins
-	// careful says that each message is tried alone.
+	// careful says that messages are tried.
 	careful bool
 
 	changed chan struct{} // has a value when a step has ended
@@ -70,6 +70,7 @@ type inOrder struct {
 	late    *time.Timer   // the key of asked takes long
 	came    bool          // a message of the main queue has come
 	next    *step         // may begin
+	behind  []*step       // may begin after it
 	later   []func()      // answers and releases, which need to know the line
 
 	mine   map[string]time.Time // tokens that have not come back, with the time of their publish
@@ -89,9 +90,6 @@ type inOrder struct {
 	last    order.Note      // the token of the process that has led before
 	alive   map[uint64]bool // epochs whose processes have only lost their connections
 	crashes int             // processes in a row that have ended while they led
-	trying  order.ID        // the message that is tried alone; guarded by mu
-	handled int             // messages whose handling has ended; guarded by mu
-	enough  int             // of these end the trying; 0: not known; guarded by mu
 }
 
 type newMain struct {
@@ -113,10 +111,7 @@ func (s *Subscription) consumeLine(
 		changed: make(chan struct{}, 1), opened: make(chan newMain, 1), ahead: s.cfg.Consume.Prefetch,
 	}
 	c.inOrder = o
-	o.trying.Epoch = s.led.Load() // this process has survived that it led
-	_, err = s.publishToken(o, 0)
-	o.trying = order.ID{}
-	if err != nil {
+	if _, err = s.publishToken(o, 0); err != nil {
 		_ = c.ch.Close()
 		return nil, err
 	}
@@ -162,7 +157,7 @@ func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
 		var paced <-chan time.Time
 		switch {
 		case next == nil || !o.leads():
-		case !next.Follows && o.careful && !next.blamed && !s.try(o, next):
+		case o.careful && next.isTried() && !s.try(o, next):
 		case s.mayBegin(o, next):
 			if pace, paced = s.paced(pace); paced == nil || c.single {
 				start, paced = always, nil
@@ -273,7 +268,11 @@ func (s *Subscription) probeLimit(c *consumer) <-chan time.Time {
 	return time.After(probeWait)
 }
 
-// take returns a step that may begin, and sets the timer if the next message is not due.
+// isTried reports whether a token must name the message before it is handled, if messages are tried.
+func (t *step) isTried() bool { return !t.Follows && t.From != (order.ID{}) && !t.blamed }
+
+// take returns a step that may begin, and sets the timer if the next message is not due. While
+// messages are tried it takes all that may begin, so that one token names them.
 func (o *inOrder) take(timer *time.Timer) *step {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -281,11 +280,20 @@ func (o *inOrder) take(timer *time.Timer) *step {
 		return nil
 	}
 	now := clock.Now()
-	if found, ok := o.line.Next(now); ok {
+	for len(o.behind) == 0 || o.careful {
+		found, ok := o.line.Next(now)
+		if !ok {
+			break
+		}
 		next := &step{Step: found}
 		if o.careful && found.From == o.last.Trying && found.From != (order.ID{}) {
 			next.blamed, o.last.Trying = true, order.ID{}
 		}
+		o.behind = append(o.behind, next)
+	}
+	if len(o.behind) > 0 {
+		next := o.behind[0]
+		o.behind = o.behind[1:]
 		return next
 	}
 	if at, ok := o.line.Wake(); ok {
@@ -342,13 +350,7 @@ func (o *inOrder) ended(d *delivery) {
 		o.lines.enoughNow() // its message comes again
 	}
 	o.line.Ended(d.step.Step, copied)
-	if !d.step.Follows {
-		o.handled++
-	}
 	marks := o.unmark(d)
-	if o.trying == d.step.From {
-		o.trying = order.ID{}
-	}
 	o.mu.Unlock()
 	for _, mark := range marks {
 		_ = o.lines.ack(mark.raw.DeliveryTag)
