@@ -147,8 +147,9 @@ func (s *Subscription) beCareful(o *inOrder, careful bool) {
 		return
 	}
 	o.careful = careful
+	suspects := append(o.last.Together, o.last.Trying)
 	o.mu.Lock()
-	o.line.BeCareful(careful, min(order.MaxTried, s.places.all), append(o.last.Together, o.last.Trying)...)
+	o.line.BeCareful(careful, min(order.MaxTried, s.places.all), suspects...)
 	o.mu.Unlock()
 	if careful {
 		s.logger.Info("Processes or connections have ended repeatedly while they handled the queue: its "+

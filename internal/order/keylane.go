@@ -27,7 +27,7 @@ type queue int
 const (
 	forReserve queue = iota
 	forRoom
-	forTurn
+	forTurn // to be handled
 	queues
 	none
 )

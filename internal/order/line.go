@@ -109,8 +109,8 @@ type Line[T any] struct {
 	expected map[ID]*lane[T]       // of copies that may be in the line and have not been returned
 	ready    []*lane[T]            // that may have a step
 	timers   timers[T]             // lanes whose first message is not due
-	waiting  [queues][]*lane[T]
-	messages int // in the line
+	waiting  [queues][]*lane[T]    // in queues
+	messages int                   // in the line
 	bytes    int
 }
 
@@ -211,12 +211,13 @@ func (l *Line[T]) Forget() (items []T) {
 	return items
 }
 
-// BeCareful says whether the messages of the line are tried: at most so many at once, and the first
-// of them alone. A message that an earlier process may have had in hand goes to the line before.
+// BeCareful says whether the messages of the line are tried. At first one is handled alone. Each
+// message that has ended in peace lets one more be handled at once, up to most. A message of the
+// main queue that an earlier process may have had in hand goes to the line before.
 //
-// One of the suspects may have ended the process before. Half of them are handled at once, until all
-// have been. So the next process has half as many suspects, and the last one is tried alone. Then
-// one more is handled at once for each message that has ended in peace.
+// One of the suspects may have ended the process before. So half as many are handled at once until
+// all of them have been: if this process ends, too, the next has half as many suspects, and the last
+// one is handled alone.
 func (l *Line[T]) BeCareful(careful bool, most int, suspects ...ID) {
 	l.careful, l.most, l.alone, l.suspects = careful, most, nil, map[ID]struct{}{}
 	for a := range l.all {
@@ -236,8 +237,8 @@ func (l *Line[T]) BeCareful(careful bool, most int, suspects ...ID) {
 	}
 }
 
-// Trying returns the messages of the line that are handled while it is careful: the one that is
-// handled alone, or those that are handled together.
+// Trying returns the messages of the line that are being tried: a single one if nothing is handled
+// beside it, or those that are handled together, beside fresh messages.
 func (l *Line[T]) Trying() (alone ID, together []ID) {
 	if l.alone != nil {
 		return l.alone.From, nil
