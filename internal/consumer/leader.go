@@ -140,8 +140,8 @@ func (s *Subscription) recount(o *inOrder) {
 }
 
 // beCareful begins or ends to try the messages that may have been in hand when a process ended. A
-// message that ends the process is found so: the token names those that are handled together, and
-// the next process tries half of them.
+// message that ends the process is found so: the token names the messages that are
+// handled together, and the next process tries half of them.
 func (s *Subscription) beCareful(o *inOrder, careful bool) {
 	if o.careful == careful {
 		return

@@ -21,7 +21,7 @@ type lane[T any] struct {
 }
 
 // queue has the lanes that wait for the same, in their order. If the first may not go on, none may.
-// So the cost of a change is that of the lanes that it lets go on.
+// So a change costs as much as the lanes that it lets go on.
 type queue int
 
 const (

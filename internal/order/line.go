@@ -237,8 +237,8 @@ func (l *Line[T]) BeCareful(careful bool, most int, suspects ...ID) {
 	}
 }
 
-// Trying returns the messages of the line that are being tried: a single one if nothing is handled
-// beside it, or those that are handled together, beside fresh messages.
+// Trying returns the messages of the line that are being tried: a single message if nothing is
+// handled beside it, or the messages that are handled together, beside fresh messages.
 func (l *Line[T]) Trying() (alone ID, together []ID) {
 	if l.alone != nil {
 		return l.alone.From, nil
