@@ -261,6 +261,12 @@ func (w *world) begin() {
 		return
 	}
 	step, ok := w.memory.Next(w.now)
+	if !ok && w.gate == "" {
+		w.memory.Know(w.memory.Epoch(), false) // looks at all keys
+		if step, ok = w.memory.Next(w.now); ok {
+			w.wrong = append(w.wrong, step.Item.key+" was not woken")
+		}
+	}
 	if !ok {
 		return
 	}
