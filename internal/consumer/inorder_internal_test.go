@@ -103,10 +103,10 @@ func TestTheTryingEndsAfterAMinute(t *testing.T) {
 			o.mine = map[string]time.Time{"on its way": time.Now()}
 			require.True(t, s.beat(o))
 		}
-		time.Sleep(calm - 1)
+		time.Sleep(calm - time.Nanosecond)
 		beat()
 		require.True(t, o.careful)
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		beat()
 		require.False(t, o.careful)
 		require.Zero(t, o.crashes)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -147,7 +148,7 @@ func (s *Subscription) beCareful(o *inOrder, careful bool) {
 		return
 	}
 	o.careful = careful
-	suspects := append(o.last.Together, o.last.Trying)
+	suspects := slices.Concat(o.last.Together, []order.ID{o.last.Trying})
 	o.mu.Lock()
 	o.line.BeCareful(careful, min(order.MaxTried, s.places.all), suspects...)
 	o.mu.Unlock()

@@ -136,8 +136,8 @@ func TestNothingFollowsAMessageThatIsNotAcked(t *testing.T) {
 	require.Equal(t, "second", step.Item)
 }
 
-// A token names the messages that its process tries. A reader of an earlier version ignores the last
-// word. A forged token names no more than a process tries together.
+// A token names the messages that its process tries. An earlier version ignores the last word. A
+// forged token names no more than a process tries together.
 func TestATokenNamesTheMessagesThatAreTried(t *testing.T) {
 	t.Parallel()
 	plain := order.Note{Kind: order.Token, Epoch: 5, Name: "x", Ahead: 256, Crashes: 3}

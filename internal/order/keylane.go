@@ -78,8 +78,8 @@ func (a *lane[T]) isEmpty() bool {
 	return len(a.waiting) == 0 && len(a.fresh) == 0 && a.handling == nil && a.following == nil
 }
 
-// step begins the next message of the lane, if it may begin now. The lane is called from a queue, or
-// from none.
+// step begins the next message of the lane, if it may begin now. called is the queue from which
+// the lane comes, or none.
 func (l *Line[T]) step(a *lane[T], now time.Time, called queue) *Step[T] {
 	if !l.lineKnown {
 		return nil // Know comes back to all
