@@ -268,7 +268,7 @@ func (s *Subscription) probeLimit(c *consumer) <-chan time.Time {
 	return time.After(probeWait)
 }
 
-// isTried reports whether a token must name the message before it is handled, if messages are tried.
+// isTried reports whether a token must name the message before it begins, if messages are tried.
 func (t *step) isTried() bool { return !t.Follows && t.From != (order.ID{}) && !t.blamed }
 
 // take returns a step that may begin, and sets the timer if the next message is not due. While

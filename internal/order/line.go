@@ -216,8 +216,8 @@ func (l *Line[T]) Forget() (items []T) {
 // main queue that an earlier process may have had in hand goes to the line before.
 //
 // One of the suspects may have ended the process before. So half as many are handled at once until
-// all of them have been: if this process ends, too, the next has half as many suspects. The last one
-// is handled alone.
+// all of them have been: if this process ends, too, the next has half as many suspects. The last is
+// handled alone.
 func (l *Line[T]) BeCareful(careful bool, most int, suspects ...ID) {
 	l.careful, l.most, l.alone, l.suspects = careful, most, nil, map[ID]struct{}{}
 	for a := range l.all {

@@ -279,7 +279,8 @@ func (w *world) begin() {
 			w.blame(s)
 		}
 		alone, _ := w.memory.Trying()
-		if alone == step.From && alone != (order.ID{}) && slices.ContainsFunc(w.running[:len(w.running)-1],
+		others := w.running[:len(w.running)-1]
+		if alone == step.From && alone != (order.ID{}) && slices.ContainsFunc(others,
 			func(r *running) bool { return !r.step.Follows }) {
 			w.wrong = append(w.wrong, fmt.Sprintf("%s%d is not alone", s.key, s.n))
 		}
