@@ -90,7 +90,7 @@ func TestANewLeaderDoesNotWaitForATokenThatIsGone(t *testing.T) {
 	require.True(t, o.leads())
 }
 
-// A message that ends the process slowly is not taken for harmless: the trying goes on for a minute.
+// A message that ends the process slowly is not taken for harmless: the trying lasts a minute.
 func TestTheTryingEndsAfterAMinute(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
