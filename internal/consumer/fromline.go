@@ -54,12 +54,14 @@ func (o *inOrder) whenKnown(f func()) {
 
 // waits takes a message that waits in the line. A message whose number cannot be read goes first.
 func (o *inOrder) waits(a arrival, note order.Note, due time.Time) {
+	_, blamed := a.raw.Headers[header.Interruptions]
 	key, _ := a.raw.Headers[header.Key].(string)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.line.Returned(order.Waiting[arrival]{
 		Key: key, Seq: note.Seq, ID: note.ID, First: note.First, Due: due,
-		Size: len(a.raw.Body) + besideBody, Block: note.Kind == order.Block, Item: a,
+		Size: len(a.raw.Body) + besideBody, Block: note.Kind == order.Block,
+		Alone: blamed, Item: a,
 	})
 }
 
@@ -108,7 +110,7 @@ func (s *Subscription) keyed(o *inOrder, key string) bool {
 	// Every end of a channel counts against the delivery limit. A copy has a new count.
 	must := a.raw.Redelivered && deliveryCount(&a.raw) >= o.main.danger()
 	o.mu.Lock()
-	o.line.Arrived(key, a, must)
+	o.line.Arrived(key, a, a.raw.Redelivered, must)
 	epoch := o.line.Epoch()
 	o.mu.Unlock()
 	if o.came {

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unicode/utf8"
 
@@ -91,28 +92,27 @@ func TestANewLeaderDoesNotWaitForATokenThatIsGone(t *testing.T) {
 	require.True(t, o.leads())
 }
 
-// While messages are tried alone, each key has its turn. When all keys in hand have had it, the
-// message that has ended the processes before is not there: the trying is over.
-func TestTheTryingEndsWhenEachKeyHasHadItsTurn(t *testing.T) {
+// A message that ends the process slowly is not taken for harmless: the trying lasts a minute.
+func TestTheTryingEndsAfterAMinute(t *testing.T) {
 	t.Parallel()
-	o := &inOrder{
-		line: order.New[arrival](order.Limits{}), careful: true, crashes: mostCrashes,
-		since: time.Now(),
-	}
-	o.line.Arrived("a", arrival{}, false)
-	o.line.Arrived("b", arrival{}, false)
-	o.handled = 9
-	require.False(t, o.isCalm(), "other messages may still come")
-	o.since = time.Now().Add(-inHandAfter)
-	require.False(t, o.isCalm())
-	o.handled++
-	require.False(t, o.isCalm(), "one key has had its turn")
-	o.handled++
-	require.True(t, o.isCalm())
-	o.careful, o.enough = false, 0
-	require.False(t, o.isCalm(), "side by side, a message that ends the process slowly is not seen so")
-	o.since = time.Now().Add(-calm)
-	require.True(t, o.isCalm())
+	synctest.Test(t, func(t *testing.T) {
+		s := &Subscription{places: newPlaces(1, nil)}
+		o := &inOrder{
+			line: order.New[arrival](order.Limits{}), careful: true, crashes: mostCrashes,
+			since: time.Now(), tokens: make([]amqp.Delivery, 1),
+		}
+		beat := func() {
+			o.mine = map[string]time.Time{"on its way": time.Now()}
+			require.True(t, s.beat(o))
+		}
+		time.Sleep(calm - time.Nanosecond)
+		beat()
+		require.True(t, o.careful)
+		time.Sleep(time.Nanosecond)
+		beat()
+		require.False(t, o.careful)
+		require.Zero(t, o.crashes)
+	})
 }
 
 // leading is a process that leads in epoch 5, with a blocked key in the line. Its acks are noted
