@@ -40,6 +40,8 @@ type Order struct {
 	Limits order.Limits
 	// Instance names this process for people.
 	Instance string
+	// ControlUsers are the users whose tokens and marks are believed. Default: all.
+	ControlUsers []string
 }
 
 // step is a message that may begin.
