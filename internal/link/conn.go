@@ -32,25 +32,25 @@ type Conn struct {
 	unblocked chan struct{} // nil while the broker takes publishes
 }
 
+// User returns the user of the connection, or "" where a certificate or another mechanism names it.
+func (c *Conn) User() string {
+	for _, auth := range c.Config.SASL { // amqp091-go has left the mechanism that was used
+		switch auth := auth.(type) {
+		case *amqp.PlainAuth:
+			return auth.Username
+		case *amqp.AMQPlainAuth:
+			return auth.Username
+		}
+	}
+	return ""
+}
+
 // Unblocked returns a channel that is closed when the broker takes publishes again. It is nil
 // while the broker takes them.
 func (c *Conn) Unblocked() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.unblocked
-}
-
-// User returns the user of the connection; "" if only the broker knows it, by a certificate.
-func (c *Conn) User() string {
-	for _, auth := range c.Config.SASL { // the broker has taken it
-		switch a := auth.(type) {
-		case *amqp.PlainAuth:
-			return a.Username
-		case *amqp.AMQPlainAuth:
-			return a.Username
-		}
-	}
-	return ""
 }
 
 // Backlog returns a channel that is closed when everything that was written has left. It is nil
