@@ -61,6 +61,31 @@ func TestAForgedStopStopsNoProcess(t *testing.T) {
 	})
 }
 
+// Given a process of an earlier version that probes, whose news name no queue to ask, then a process
+// asks all, and believes the answer.
+func TestAStopOfAnEarlierVersion(t *testing.T) {
+	t.Parallel()
+	alone(t, func(j *joining, ch *amqp.Channel) {
+		const body = `{"stopped":true,"since":"2026-03-01T12:00:00Z","prober":"old"}`
+		queue := fleet.Prefix + "payments.old"
+		_, err := ch.QueueDeclare(queue, false, false, false, false, nil)
+		require.NoError(t, err)
+		heard, err := ch.Consume(queue, "", true, false, false, false, nil)
+		require.NoError(t, err)
+		tell(t, ch, fleet.Stopped, "old", "", body)
+		for d := range heard {
+			if d.Type == fleet.Hello {
+				require.NoError(t, ch.Publish("", d.ReplyTo, false, false, amqp.Publishing{
+					Type: fleet.Stopped, AppId: "old", Body: []byte(body),
+				}))
+				break
+			}
+		}
+		time.Sleep(time.Second)
+		require.Equal(t, "old", j.brake.State().Prober)
+	})
+}
+
 // Given rates in news whose sum is no number, when the brake trips and starts, then the member
 // does.
 func TestForgedRatesEndNoSession(t *testing.T) {

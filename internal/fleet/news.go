@@ -48,6 +48,9 @@ func (s *session) hear(d amqp.Delivery) error {
 		case len(s.held) > 0: // the other one has lost the token and does not know it yet
 		case !toMe && isPart(s.name, d.ReplyTo) && s.mustAsk(state):
 			return s.publish(Hello, s.Brake.State(), d.ReplyTo)
+		case !toMe && d.ReplyTo == "" && s.mustAsk(state) && time.Since(s.askedAll) >= beat:
+			s.askedAll = time.Now()
+			return s.publish(Hello, s.Brake.State(), "") // an earlier version names no queue
 		case toMe:
 			s.hasToken(time.Now())
 			if !s.Brake.Stopped() {

@@ -35,6 +35,7 @@ type session struct {
 	beaten           time.Time // the last news of a process that probes
 	echoed           time.Time // the last news of this process that came back
 	asked            time.Time // whether a process probes; zero: not asked
+	askedAll         time.Time // because news named no queue
 	began            time.Time
 	sure             bool // that a brake that is not stopped has started
 
