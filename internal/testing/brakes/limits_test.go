@@ -132,18 +132,20 @@ func TestABrakeThatIsRefusedStopsNothing(t *testing.T) {
 	})
 }
 
-// Given instances that believe one user alone, when another one stops their brake, then they go on
-// and the operator hears it. Among each other, and by the user's hand, they stop and start.
+// Given instances that believe two users, because theirs is being changed, when a third one stops
+// their brake, then they go on and the operator hears it. Among each other, and by the hand of one
+// of the two, they stop and start.
 func TestAFleetBelievesItsControlUsers(t *testing.T) {
 	t.Parallel()
 	node := testbroker.Private(t)
 	node.Grant(t, testbroker.Everything("/", "mallory"))
+	node.Grant(t, testbroker.Everything("/", "anna"))
 	f := newFleet(t, plan{
 		url: node.URL(), queue: "orders",
 		options: []topology.Option{topology.WithControlUsers("anna", "guest")},
 	})
 	f.add()
-	f.add()
+	f.add(func(p *plan) { p.url = node.URLOf("anna") }) // its user has changed
 	_, err := topology.Open(t.Context(), rig.ConnectionConfig(f.url), topology.PerQueue{},
 		topology.WithControlUsers())
 	require.ErrorContains(t, err, "name at least one user")
