@@ -61,7 +61,7 @@ func TestAForgedStopStopsNoProcess(t *testing.T) {
 	})
 }
 
-// Given a process of an earlier version that probes, whose news name no queue to ask, then a process
+// Given a process of an earlier version that probes, whose news name no queue to ask, then a member
 // asks all, and believes the answer.
 func TestAStopOfAnEarlierVersion(t *testing.T) {
 	t.Parallel()
