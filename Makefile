@@ -18,7 +18,7 @@ GOVULNCHECK ?= golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
 # The folders of all modules, as go.work lists them. Some have tests that need PostgreSQL or Chromium.
 MODULES  := $(shell sed -n 's/^\t\(\..*\)/\1/p' go.work)
-POSTGRES := ./examples/outbox ./middleware/delayed/postgresql
+POSTGRES := ./examples/outbox
 PAGETEST := ./cmd/millpond/internal/pagetest
 # The packages that take longest begin first.
 LONGEST  := ./internal/testing/e2e ./internal/testing/random ./topology/operate ./cmd/millpond \

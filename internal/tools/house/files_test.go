@@ -61,10 +61,6 @@ var library = map[string][]string{
 		module + "/backoff", module + "/middleware", module + "/middleware/header",
 	},
 	"middleware/outcomelog": {module + "/middleware", watermill},
-	"middleware/delayed": {
-		module + "/middleware/header", module + "/middleware", watermill + "/…",
-	},
-	"middleware/delayed/postgresql": nil, // tests alone
 	"middleware/middlewaretest": {
 		module + "/middleware/header", module + "/middleware", module + "/internal/ladder",
 		watermill + "/…",
