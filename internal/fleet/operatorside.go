@@ -372,7 +372,7 @@ func (o *operator) takeTokens(
 // StartByHand opens a brake: it asks the process that probes, and where no process is up it
 // removes the tokens itself. Where neither a process that probes nor a token is seen, it tells all
 // processes to start. It returns when the brake is open, or an error after five seconds. by names
-// the operator. ErrOpen says that it was not stopped before, as far as Ask shows.
+// the operator. ErrOpen says that it was not stopped before, as far as Ask and the tokens show.
 func StartByHand(ctx context.Context, conn *link.Conn, name, by string) error {
 	before, err := Ask(ctx, conn, name)
 	if err != nil {
@@ -409,7 +409,8 @@ func (o *operator) start(
 			if err != nil {
 				return err
 			}
-			continue // another token may have come
+			before.Stopped = true // a token that another operator has just given back was not seen
+			continue              // another token may have come
 		}
 		if err := o.tell(ctx, ch, Start, queue, order); err != nil {
 			return fmt.Errorf("brake %q: %w", o.name, err)
