@@ -41,8 +41,6 @@ type Delivery struct {
 	// Probe says that the Subscriber has stopped consuming because of a Budget with Brake, and
 	// that this message finds out whether the downstream works.
 	Probe bool
-	// Source belongs to the Subscriber and its Republisher; the middleware ignores it.
-	Source any
 	// Given returns how long a message waits if it asks for a delay: never shorter, and
 	// longer if no wait queue has exactly that delay. The limits on age, expiration and
 	// Snooze count this time. Many goroutines call Given at once. Nil means that a message

@@ -31,6 +31,7 @@ type delivery struct {
 	on          *consumer
 	raw         amqp.Delivery
 	ctx         context.Context // the message's; done when it is settled or stale
+	own         deliveryContext // ctx
 
 	place   standing
 	turn    *turn             // of a suspect, which the crash guard tries alone: it keeps its place
@@ -50,6 +51,27 @@ type delivery struct {
 	decoding    atomic.Uint32
 	fate        atomic.Uint32
 	triedAtOnce bool // the copy was published straight to its queue; see comesAtOnce
+}
+
+// deliveryContext is the context of a message. It leads to the delivery.
+type deliveryContext struct {
+	context.Context
+	of *delivery
+}
+
+type deliveryKey struct{}
+
+func (c *deliveryContext) Value(key any) any {
+	if key == (deliveryKey{}) {
+		return c.of
+	}
+	return c.Context.Value(key)
+}
+
+// deliveryIn returns the delivery that ctx leads to, also through other messages; nil for none.
+func deliveryIn(ctx context.Context) *delivery {
+	d, _ := ctx.Value(deliveryKey{}).(*delivery)
+	return d
 }
 
 // process takes one delivery to its end: it acks the delivery after the message was handled
@@ -150,7 +172,9 @@ func (d *delivery) decoded() bool {
 func (s *Subscription) newDelivery(c *consumer, a arrival) (d *delivery, end context.CancelFunc) {
 	raw := a.raw
 	ctx, end := context.WithCancel(c.ctx)
-	d = &delivery{sub: s, on: c, raw: raw, ctx: ctx, step: a.step, since: a.at}
+	d = &delivery{sub: s, on: c, raw: raw, step: a.step, since: a.at}
+	d.own = deliveryContext{ctx, d}
+	d.ctx = &d.own
 	d.Queue = s.cfg.Queue
 	d.MessageID, d.CorrelationID = raw.MessageId, raw.CorrelationId
 	d.Arrived, d.HoldUntil = a.at, a.at.Add(c.hold)
@@ -164,7 +188,6 @@ func (s *Subscription) newDelivery(c *consumer, a arrival) (d *delivery, end con
 	if d.Given = s.cfg.Waits.Given; s.cfg.Waits.rejects() {
 		d.Given = d.givenHere
 	}
-	d.Source = d
 	d.pending.Written = d
 	get := func(key string) (string, bool) {
 		text, ok := raw.Headers[key].(string)
@@ -329,12 +352,8 @@ func (c *consumer) giveBack(tag uint64) (err error) {
 // Received returns the delivery behind the message that ctx belongs to, as a copy. It is
 // false if the message did not come from a Subscription.
 func Received(ctx context.Context) (amqp.Delivery, bool) {
-	attached := middleware.DeliveryOf(ctx, nil)
-	if attached == nil {
-		return amqp.Delivery{}, false
-	}
-	d, ok := attached.Source.(*delivery)
-	if !ok {
+	d := deliveryIn(ctx)
+	if d == nil {
 		return amqp.Delivery{}, false
 	}
 	return wire.Clone(&d.raw), true

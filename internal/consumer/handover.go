@@ -54,12 +54,11 @@ func (g *Group) DeadLetter(
 
 // delivery returns the delivery behind msg, if a Subscription of the group has made it.
 func (g *Group) delivery(ctx context.Context, msg *message.Message) (*delivery, error) {
-	if attached := middleware.DeliveryOf(ctx, msg); attached != nil {
-		if d, ok := attached.Source.(*delivery); ok && d.sub.cfg.Group == g {
-			return d, nil
-		}
+	d := deliveryIn(ctx)
+	if d == nil || d.sub.cfg.Group != g || middleware.DeliveryOf(ctx, msg) != &d.Attached {
+		return nil, middleware.ErrNotDelivered
 	}
-	return nil, middleware.ErrNotDelivered
+	return d, nil
 }
 
 // republish publishes a copy of the delivery to a wait queue and waits for the confirm. It
