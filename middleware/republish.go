@@ -7,6 +7,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 
@@ -26,10 +27,11 @@ import (
 // ctx has no end, so each call must limit its own time. It holds the delivery of msg, which
 // msg's own context may have lost; see DeliveryOf.
 //
-// A Republisher may also have the methods Logger() watermill.LoggerAdapter and
-// Observers() []Observer. DelayedRetry uses them unless an option names others. If it has the
-// method OnDeadLetter(tell func(context.Context, DeadLetter)), NewDelayedRetry gives it
-// TellDeadLetter, so that the hooks are told of dead letters that no DelayedRetry has made.
+// A Republisher may also have the methods Logger() watermill.LoggerAdapter, Observers() []Observer
+// and OnDeadLetter(tell func(context.Context, DeadLetter)), all three, as topology.Client has them.
+// DelayedRetry uses that logger and these observers unless an option names others. NewDelayedRetry
+// gives TellDeadLetter to OnDeadLetter, so that the hooks are told of dead letters that no
+// DelayedRetry has made.
 type Republisher interface {
 	// Republish puts a copy of msg into a wait queue, from which it comes back to its own
 	// queue after at least delay. A delay of 0 asks for a first retry at once: the copy joins the
@@ -39,6 +41,13 @@ type Republisher interface {
 	) (Republished, error)
 	// DeadLetter puts a copy of msg into the dead-letter queue of the queue that msg came from.
 	DeadLetter(ctx context.Context, msg *message.Message, state header.RetryState) error
+}
+
+// client is a Republisher that also makes Subscribers.
+type client interface {
+	Logger() watermill.LoggerAdapter
+	Observers() []Observer
+	OnDeadLetter(tell func(context.Context, DeadLetter))
 }
 
 // Republished says where the copy of a republished message is. The zero value says that it

@@ -52,11 +52,8 @@ func NewDelayedRetry(
 			s.logger.Info("Remark on the retry policy", watermill.LogFields{"remark": remark})
 		}
 	}
-	from, ok := republisher.(interface {
-		OnDeadLetter(func(context.Context, DeadLetter))
-	})
-	if ok && len(r.hooks) > 0 {
-		from.OnDeadLetter(r.TellDeadLetter)
+	if c, ok := republisher.(client); ok && len(r.hooks) > 0 {
+		c.OnDeadLetter(r.TellDeadLetter)
 	}
 	return r, nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -14,6 +13,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/nils"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
@@ -163,7 +163,7 @@ func WithPolicyFor(selector Selector, policy backoff.Policy) Option {
 		if selector.empty() {
 			refuse("selector is empty: give its policy to NewDelayedRetry")
 		}
-		if selector.Error != nil && isNil(selector.Error) {
+		if selector.Error != nil && nils.Is(selector.Error) {
 			refuse("classifier of the selector is nil")
 		}
 		for i, earlier := range s.limits.rules {
@@ -184,7 +184,7 @@ func WithPolicyFor(selector Selector, policy backoff.Policy) Option {
 func WithLogger(logger watermill.LoggerAdapter) Option {
 	return func(s *settings) error {
 		s.logger = logger
-		if isNil(logger) {
+		if nils.Is(logger) {
 			return errors.New("WithLogger: logger is nil")
 		}
 		return nil
@@ -327,7 +327,7 @@ func newSettings(
 		kept:    slices.Clone(alwaysKept),
 	}
 	var problems []error
-	if isNil(republisher) {
+	if nils.Is(republisher) {
 		problems = append(problems, errors.New("republisher is nil"))
 	}
 	for i, option := range options {
@@ -350,19 +350,15 @@ func newSettings(
 
 // inherit takes the logger and the observers of the republisher, if no option names others.
 func (s *settings) inherit(republisher Republisher) {
-	from, ok := republisher.(interface {
-		Logger() watermill.LoggerAdapter
-		Observers() []Observer
-	})
-	if ok && !isNil(republisher) {
+	if c, ok := republisher.(client); ok && !nils.Is(republisher) {
 		if s.logger == nil {
-			s.logger = from.Logger()
+			s.logger = c.Logger()
 		}
 		if s.observers == nil {
-			s.observers = slices.Clone(from.Observers())
+			s.observers = slices.Clone(c.Observers())
 		}
 	}
-	if isNil(s.logger) {
+	if nils.Is(s.logger) {
 		s.logger = watermill.NopLogger{}
 	}
 }
@@ -387,21 +383,9 @@ func positive(option string, d time.Duration) error {
 func noneNil[T any](name string, all []T) error {
 	var problems []error
 	for i, one := range all {
-		if isNil(one) {
+		if nils.Is(one) {
 			problems = append(problems, fmt.Errorf("%s %d is nil", name, i))
 		}
 	}
 	return errors.Join(problems...)
-}
-
-// isNil reports whether v is nil or an interface around a nil pointer, function or the like.
-func isNil(v any) bool {
-	switch r := reflect.ValueOf(v); r.Kind() {
-	case reflect.Invalid:
-		return true
-	case reflect.Pointer, reflect.Func, reflect.Chan, reflect.UnsafePointer:
-		return r.IsNil()
-	default:
-		return false
-	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/brake"
+	"github.com/millpond-go/millpond/internal/nils"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
@@ -39,7 +40,7 @@ func WithBudget(budget *Budget, only ...Selector) Option {
 			if selector.empty() {
 				return errors.New("WithBudget: a selector is empty: leave it out")
 			}
-			if selector.Error != nil && isNil(selector.Error) {
+			if selector.Error != nil && nils.Is(selector.Error) {
 				return errors.New("WithBudget: classifier of a selector is nil")
 			}
 			spent.only = append(spent.only, rule{Selector: selector})

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -20,6 +19,7 @@ import (
 	"github.com/millpond-go/millpond/internal/brake"
 	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/internal/nils"
 	"github.com/millpond-go/millpond/internal/observe"
 	"github.com/millpond-go/millpond/internal/publisher"
 	"github.com/millpond-go/millpond/middleware"
@@ -65,7 +65,7 @@ func open(
 		name:           filepath.Base(os.Args[0]),
 	}
 	problems := []error{apply(&opts, options), link.CheckURL(cfg.URL)}
-	if isNil(strategy) {
+	if nils.Is(strategy) {
 		problems = append(problems, errors.New("strategy is nil: use topology.PerQueue{}"))
 	} else if v, ok := strategy.(interface{ Validate() error }); ok {
 		if err := v.Validate(); err != nil {
@@ -160,12 +160,6 @@ func newObservers(opts clientOptions) *observe.List[middleware.Event] {
 		opts.logger.Error("Observer panicked", nil, watermill.LogFields{"value": fmt.Sprintf("%.512v",
 			value)})
 	}, tell...)
-}
-
-// isNil reports whether v is nil or a nil pointer.
-func isNil(v any) bool {
-	r := reflect.ValueOf(v)
-	return v == nil || r.Kind() == reflect.Pointer && r.IsNil()
 }
 
 // Logger returns the logger of WithLogger, for middleware.NewDelayedRetry.

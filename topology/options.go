@@ -237,22 +237,16 @@ func ForPolicy(policies ...backoff.Policy) SubscriberOption {
 //
 // Default: the strategy's default wait steps, the hooks of every DelayedRetry of the Client, and no
 // brake.
-func For(retry interface{ Policies() []backoff.Policy }) SubscriberOption {
+func For(retry *middleware.DelayedRetry) SubscriberOption {
 	return func(o *subscriberOptions) error {
-		if isNil(retry) {
+		if retry == nil {
 			return errors.New("For: the DelayedRetry is nil")
 		}
 		o.named = true
-		if r, ok := retry.(interface {
-			TellDeadLetter(ctx context.Context, dead middleware.DeadLetter)
-		}); ok {
-			o.hooks = append(o.hooks, r.TellDeadLetter)
-		}
-		if r, ok := retry.(interface{ Brakes() []*brake.Brake }); ok {
-			for _, b := range r.Brakes() {
-				if !slices.Contains(o.brakes, b) {
-					o.brakes = append(o.brakes, b)
-				}
+		o.hooks = append(o.hooks, retry.TellDeadLetter)
+		for _, b := range retry.Brakes() {
+			if !slices.Contains(o.brakes, b) {
+				o.brakes = append(o.brakes, b)
 			}
 		}
 		return ForPolicy(retry.Policies()...)(o)

@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/millpond-go/millpond/internal/nils"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -92,10 +92,10 @@ func NewCollector(
 		client: client, inspector: inspector, timeout: 5 * time.Second, keep: 10 * time.Second,
 	}
 	problems := []error{apply(c, opts)}
-	if isNil(client) {
+	if nils.Is(client) {
 		problems = append(problems, errors.New("client is nil"))
 	}
-	if isNil(inspector) {
+	if nils.Is(inspector) {
 		problems = append(problems, errors.New("inspector is nil: use operate.Open"))
 	}
 	seen := map[string]bool{}
@@ -113,11 +113,6 @@ func NewCollector(
 		return nil, fmt.Errorf("new collector: %w", err)
 	}
 	return c, nil
-}
-
-func isNil(value any) bool {
-	v := reflect.ValueOf(value)
-	return value == nil || v.Kind() == reflect.Pointer && v.IsNil()
 }
 
 func desc(name, help string, labels ...string) *prometheus.Desc {

@@ -54,7 +54,7 @@ var library = map[string][]string{
 	"middleware": {
 		module + "/backoff", module + "/middleware/header", module + "/internal/brake",
 		module + "/internal/clock", module + "/internal/excerpt", module + "/internal/hold",
-		module + "/internal/observe",
+		module + "/internal/nils", module + "/internal/observe",
 		watermill + "/…", cenkalti4, cenkalti5,
 	},
 	"middleware/adaptive": {
@@ -66,6 +66,7 @@ var library = map[string][]string{
 		watermill + "/…",
 	},
 	"middleware/metrics": {
+		module + "/internal/nils",
 		module + "/middleware/header", module + "/middleware", module + "/topology",
 		module + "/topology/operate", prometheus,
 	},
@@ -76,7 +77,7 @@ var library = map[string][]string{
 		module + "/backoff", module + "/middleware", module + "/middleware/header",
 		module + "/internal/excerpt", module + "/internal/audit", module + "/internal/brake",
 		module + "/internal/consumer", module + "/internal/fleet", module + "/internal/ladder",
-		module + "/internal/link", module + "/internal/management",
+		module + "/internal/link", module + "/internal/management", module + "/internal/nils",
 		module + "/internal/observe", module + "/internal/order", module + "/internal/publisher",
 		module + "/internal/wire", watermill + "/…", wamqp, amqp091,
 	},
