@@ -210,7 +210,7 @@ const tellPause = 300 * time.Millisecond
 // redeclare declares a part of the route again if err says that the part has vanished: the
 // broker has returned a message, or has closed the channel with 404. It returns nil when the
 // message can be published once more.
-func (r *redeclarer) redeclare(ctx context.Context, route consumer.Route, err error) error {
+func (r *redeclarer) redeclare(ctx context.Context, route Route, err error) error {
 	if isCode(err, amqp.AccessRefused) {
 		return withWayOut(err)
 	}
@@ -250,12 +250,12 @@ func (r *redeclarer) redeclare(ctx context.Context, route consumer.Route, err er
 
 // vanished names the part of the plan that is missing on a route: the exchange if the broker has
 // said so, else the queue that the route leads to, or a binding on the way if that queue exists.
-func (r *redeclarer) vanished(ctx context.Context, route consumer.Route, returned bool) string {
+func (r *redeclarer) vanished(ctx context.Context, route Route, returned bool) string {
 	if !returned {
 		return fmt.Sprintf("exchange %q", route.Exchange)
 	}
 	routing := newRouting(*r.plan)
-	headers := routing.headers(Route{Delay: route.Delay, Headers: route.Headers}, "")
+	headers := routing.headers(route, "")
 	to := routing.reach(route.Exchange, route.RoutingKey, headers)
 	for _, queue := range slices.Sorted(maps.Keys(to.queues)) {
 		if _, err := audit.Passive(ctx, r.publisher.Do, queue); isCode(err, amqp.NotFound) {
@@ -279,7 +279,7 @@ func (p *Plan) declares(exchange string) bool {
 
 // forRoute returns the part of the plan that a message on the route needs: without an exchange
 // in between, the queue alone.
-func (p Plan) forRoute(r consumer.Route) Plan {
+func (p Plan) forRoute(r Route) Plan {
 	for _, q := range p.Queues {
 		if r.Exchange == "" && q.Name == r.RoutingKey {
 			return Plan{Queue: p.Queue, Queues: []Queue{q}}

@@ -114,11 +114,8 @@ func (s *Subscriber) order(plan Plan, waits *consumer.Waits) (*consumer.Order, e
 		return nil, errors.New("WithRequeueOnNack gives messages back out of their order: leave it " +
 			"out, or use a strategy other than topology.InOrder")
 	}
-	route := consumer.Route{RoutingKey: plan.Line, Hops: 1}
-	waits.Route = func(r consumer.Retry) (consumer.Route, error) {
-		to := route
-		to.Delay = max(r.Delay, time.Millisecond)
-		return to, nil
+	waits.Route = func(r Retry) (Route, error) {
+		return Route{RoutingKey: plan.Line, Hops: 1, Delay: max(r.Delay, time.Millisecond)}, nil
 	}
 	waits.Given = func(asked time.Duration) time.Duration { return asked }
 	waits.SortsPriorities, waits.Steps, waits.Resolution = true, nil, 0

@@ -142,6 +142,7 @@ func (p Plan) Route(r Retry) (Route, error) {
 	case p.Levels != nil && p.Levels.byHeaders():
 		route.RoutingKey = p.Queue
 	}
+	route.Kept = len(route.Headers) > 0 && slices.Contains(p.delayingExchanges(), route.Exchange)
 	return route, err
 }
 
@@ -212,13 +213,9 @@ func (p Plan) sortsPriorities() bool {
 // toConsumer returns the part of the plan that a subscription needs.
 func (p Plan) toConsumer() consumer.Waits {
 	w := consumer.Waits{
-		Given: p.given, Dead: p.Dead.toConsumer(),
+		Route: p.Route, Given: p.given, Dead: p.Dead,
 		SortsPriorities: p.sortsPriorities(), Steps: p.steps(),
 		KeyKept: p.delayingExchanges(), RouteHeaders: p.routeHeaders(),
-	}
-	w.Route = func(r consumer.Retry) (consumer.Route, error) {
-		route, err := p.Route(Retry(r))
-		return p.toConsumerRoute(route), err
 	}
 	if p.rejects() {
 		w.Rejected, w.Copied = audit.Held(p.RejectMin, p.RejectMax), p.waits
@@ -243,20 +240,6 @@ func (p Plan) toConsumer() consumer.Waits {
 		w.KeyKept = append(slices.Clone(w.KeyKept), slices.Sorted(maps.Keys(w.Via.Older))...)
 	}
 	return w
-}
-
-// toConsumerRoute adds whether the exchange keeps the message.
-func (p Plan) toConsumerRoute(r Route) consumer.Route {
-	route := r.toConsumer()
-	route.Keeps = len(r.Headers) > 0 && slices.Contains(p.delayingExchanges(), r.Exchange)
-	return route
-}
-
-func (r Route) toConsumer() consumer.Route {
-	return consumer.Route{
-		Exchange: r.Exchange, RoutingKey: r.RoutingKey, Delay: r.Delay, Hops: r.Hops,
-		Headers: r.Headers,
-	}
 }
 
 // String returns the plan as a table. Text that cannot be printed is quoted.

@@ -337,20 +337,19 @@ func (p *Publisher) delayed(
 		arrived.Priority = consumer.NormalPriority
 	}
 	composed := wire.Publishing(&arrived, header.IsState, headers)
-	to := plan.toConsumerRoute(route)
-	maps.Copy(composed.Headers, to.Headers)
-	if err := consumer.FitWaiting(&composed, p.frame, &to); err != nil {
+	maps.Copy(composed.Headers, route.Headers)
+	if err := consumer.FitWaiting(&composed, p.frame, &route); err != nil {
 		return err
 	}
 	publish := func() error {
-		return p.publisher.PublishFor(ctx, nil, to.Target(), &composed)
+		return p.publisher.PublishFor(ctx, nil, consumer.Target(&route), &composed)
 	}
 	if err = publish(); err != nil {
 		again := &redeclarer{
 			plan: &plan, publisher: p.publisher, provisioned: p.client.opts.provisioned,
 			logger: p.logger(queue),
 		}
-		if err = again.redeclare(ctx, to, err); err == nil {
+		if err = again.redeclare(ctx, route, err); err == nil {
 			err = publish()
 		}
 	}

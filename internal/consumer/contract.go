@@ -29,6 +29,7 @@ import (
 	"github.com/millpond-go/millpond/internal/publisher"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology/wait"
 )
 
 const (
@@ -115,11 +116,11 @@ const (
 // Waits says where the messages of one queue wait and where its dead letters go. It is only
 // read.
 type Waits struct {
-	Route func(Retry) (Route, error)
+	Route func(wait.Retry) (wait.Route, error)
 	// Given returns how long a message waits if it asks for a delay, all rounds together. A first
 	// retry that asks for none waits for 0 where it goes straight to its queue.
 	Given func(asked time.Duration) time.Duration
-	Dead  Route
+	Dead  wait.Route
 	// Queues are the names of the wait queues.
 	Queues []string
 	// Via has the exchanges that messages pass on their way back. Zero: they go straight to
@@ -142,29 +143,12 @@ type Waits struct {
 	// Redeclare declares the part of a route again that is missing, if err says that a part
 	// is. It returns nil when the message can be published once more, else the error that
 	// keeps the message from the route.
-	Redeclare func(ctx context.Context, route Route, err error) error
+	Redeclare func(ctx context.Context, route wait.Route, err error) error
 }
 
-// Retry says how long a message must wait, and how it arrived.
-type Retry struct {
-	Delay                time.Duration // the rest of Asked
-	Asked                time.Duration // the whole delay
-	Attempt              int           // that failed, 1-based; 0 for a message that is snoozed
-	Exchange, RoutingKey string        // of the delivery
-}
-
-// Route is where a message is published.
-type Route struct {
-	Exchange, RoutingKey string
-	Delay                time.Duration // shorter than asked if the message must wait in rounds
-	Hops                 int           // how many wait queues the message passes
-	Headers              amqp.Table    // of the copy that waits
-	Keeps                bool          // the exchange keeps the message until its wait is over
-}
-
-// Target is the address of the route.
-func (r *Route) Target() publisher.Target {
-	return publisher.Target{Exchange: r.Exchange, RoutingKey: r.RoutingKey, Kept: r.Keeps}
+// Target is the address of a route.
+func Target(r *wait.Route) publisher.Target {
+	return publisher.Target{Exchange: r.Exchange, RoutingKey: r.RoutingKey, Kept: r.Kept}
 }
 
 // Limits are the limits that the broker sets on the deliveries of the queue.

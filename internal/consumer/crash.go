@@ -13,6 +13,7 @@ import (
 	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology/wait"
 )
 
 const (
@@ -156,7 +157,7 @@ func (d *delivery) isolateOnce() { d.isolate(d.State.Interruptions + 1) }
 func (d *delivery) rescued() { d.isolate(max(1, d.State.Interruptions)) }
 
 func (d *delivery) takeGuard() bool {
-	route, err := d.sub.cfg.Waits.Route(Retry{Delay: MinSnooze})
+	route, err := d.sub.cfg.Waits.Route(wait.Retry{Delay: MinSnooze})
 	return err == nil && d.sub.cfg.Group.guard.take(time.Now(), route.Delay)
 }
 

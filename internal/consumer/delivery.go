@@ -20,6 +20,7 @@ import (
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology/wait"
 )
 
 // delivery is a delivery from its arrival until it is settled.
@@ -38,7 +39,7 @@ type delivery struct {
 	decided bool              // the Subscription hands it over, after the handler or without it
 	pending publisher.Pending // the copy whose outcome is open
 	during  uint32            // outages that had begun when the last copy was published
-	astray  *Route            // where a message of another queue goes on; see misled
+	astray  *wait.Route       // where a message of another queue goes on; see misled
 
 	step   *step // nil without an order
 	acked  bool

@@ -15,6 +15,7 @@ import (
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/internal/wire/wiretest"
 	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology/wait"
 )
 
 // hostileNotes are headers that a producer may write, a line each.
@@ -53,19 +54,19 @@ var hostileNotes = []string{
 // testWaits are wait queues of one second and one minute. Without a Via they are shared by
 // all queues.
 func testWaits(via Via) Waits {
-	routes := []Route{
+	routes := []wait.Route{
 		{Exchange: "millpond.wait.1s", RoutingKey: "orders", Delay: time.Second, Hops: 1},
 		{Exchange: "millpond.wait.1m", RoutingKey: "orders", Delay: time.Minute, Hops: 1},
 	}
 	return Waits{
-		Route: func(r Retry) (Route, error) {
+		Route: func(r wait.Retry) (wait.Route, error) {
 			if r.Delay <= time.Second {
 				return routes[0], nil
 			}
 			return routes[1], nil
 		},
 		Given: func(asked time.Duration) time.Duration { return max(time.Second, asked) },
-		Dead:  Route{RoutingKey: "orders.dlq"}, Via: via, KeyKept: []string{"millpond.return"},
+		Dead:  wait.Route{RoutingKey: "orders.dlq"}, Via: via, KeyKept: []string{"millpond.return"},
 		SortsPriorities: true,
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology/wait"
 )
 
 func TestDeadlineOfATimestampWindow(t *testing.T) {
@@ -159,7 +160,7 @@ func TestPriorityOfAMessageThatWaits(t *testing.T) {
 func TestWithoutRoomForTheHistoryItsValuesAreWritten(t *testing.T) {
 	t.Parallel()
 	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	theirs := strings.Repeat("x", waitingRoom(131072, &Route{Hops: 1}).bytes-1000)
+	theirs := strings.Repeat("x", waitingRoom(131072, &wait.Route{Hops: 1}).bytes-1000)
 	d := fuzzedDelivery(t, testWaits(Via{}), amqp.Delivery{
 		RoutingKey: "orders", Headers: amqp.Table{"theirs": theirs},
 	})
@@ -190,7 +191,7 @@ func TestWithoutRoomForTheHistoryItsValuesAreWritten(t *testing.T) {
 // is routed stay, and others of a retry make room for them.
 func TestTheHeadersOfARouteAreNeverLeftOut(t *testing.T) {
 	t.Parallel()
-	route := Route{Hops: 2, Headers: amqp.Table{
+	route := wait.Route{Hops: 2, Headers: amqp.Table{
 		header.Level + "2": "first", header.Level + "0": "next",
 	}}
 	msg := amqp.Publishing{Headers: amqp.Table{

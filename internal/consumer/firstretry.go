@@ -9,6 +9,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/publisher"
 	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology/wait"
 )
 
 // This file has the first retry without a delay: the copy goes straight to the tail of the queue.
@@ -25,22 +26,22 @@ func (d *delivery) comesAtOnce(delay time.Duration, state *header.RetryState) bo
 }
 
 // route returns the route of a copy that waits or comes at once.
-func (d *delivery) route(delay time.Duration, state *header.RetryState) (Route, error) {
+func (d *delivery) route(delay time.Duration, state *header.RetryState) (wait.Route, error) {
 	if d.comesAtOnce(delay, state) {
 		d.triedAtOnce = true
-		return Route{RoutingKey: d.Queue}, nil
+		return wait.Route{RoutingKey: d.Queue}, nil
 	}
-	return d.sub.cfg.Waits.Route(Retry{
+	return d.sub.cfg.Waits.Route(wait.Retry{
 		Delay: delay, Asked: cmp.Or(state.Snoozed, state.Delay), Attempt: state.Failures,
 		Exchange: d.raw.Exchange, RoutingKey: d.raw.RoutingKey,
 	})
 }
 
 // isAtOnce reports whether a route of the method route passes no wait queue.
-func isAtOnce(route *Route) bool { return route.Delay == 0 }
+func isAtOnce(route *wait.Route) bool { return route.Delay == 0 }
 
 // isOwn reports whether the route leads straight to the queue of the delivery.
-func (d *delivery) isOwn(route *Route) bool {
+func (d *delivery) isOwn(route *wait.Route) bool {
 	return route.Exchange == "" && route.RoutingKey == d.Queue
 }
 

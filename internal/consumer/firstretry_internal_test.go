@@ -11,6 +11,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/publisher"
 	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology/wait"
 )
 
 // Only the first publish after the first failure goes straight to the queue.
@@ -39,8 +40,8 @@ func TestWhichCopyComesAtOnce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			sub := &Subscription{cfg: Config{Waits: Waits{
-				Route: func(Retry) (Route, error) {
-					return Route{RoutingKey: "wait", Delay: time.Second}, nil
+				Route: func(wait.Retry) (wait.Route, error) {
+					return wait.Route{RoutingKey: "wait", Delay: time.Second}, nil
 				},
 			}}}
 			d := &delivery{sub: sub}

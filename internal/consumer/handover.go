@@ -18,6 +18,7 @@ import (
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology/wait"
 )
 
 // Republish publishes a copy of the delivery behind msg to a wait queue of at least delay
@@ -110,11 +111,11 @@ func (d *delivery) notRepublished(
 // waiting returns the copy that waits, and its route. It modifies state.
 func (d *delivery) waiting(
 	now time.Time, delay time.Duration, state *header.RetryState,
-) (Route, *amqp.Publishing, error) {
+) (wait.Route, *amqp.Publishing, error) {
 	route, err := d.route(delay, state)
 	waits := &d.sub.cfg.Waits
 	if err != nil {
-		return Route{}, nil, err
+		return wait.Route{}, nil, err
 	}
 	if state.FirstSeen.IsZero() {
 		state.FirstSeen = now
@@ -297,7 +298,7 @@ func (d *delivery) compose(
 // of the route is missing, the part is declared again and msg published once more. A copy
 // that must be alone has its own channel and no nonce.
 func (d *delivery) publish(
-	ctx context.Context, route *Route, msg *amqp.Publishing, alone bool,
+	ctx context.Context, route *wait.Route, msg *amqp.Publishing, alone bool,
 ) error {
 	d.during = d.sub.outage.begun.Load()
 	err := d.send(ctx, route, msg, alone)
@@ -332,7 +333,7 @@ func (d *delivery) AfterWrite() {
 // its handler runs and has called Republish itself.
 func (d *delivery) handlerEnded() bool { return d.decided || d.IsHandedOver() }
 
-func (d *delivery) send(ctx context.Context, route *Route, msg *amqp.Publishing, alone bool) error {
+func (d *delivery) send(ctx context.Context, route *wait.Route, msg *amqp.Publishing, alone bool) error {
 	if d.step != nil {
 		leading, end := d.on.inOrder.whileLeading(ctx, d)
 		defer end()
@@ -340,7 +341,7 @@ func (d *delivery) send(ctx context.Context, route *Route, msg *amqp.Publishing,
 	}
 	p := d.sub.cfg.Group.Publisher
 	if alone {
-		return p.PublishAlone(ctx, &d.pending, route.Target(), msg)
+		return p.PublishAlone(ctx, &d.pending, Target(route), msg)
 	}
-	return p.PublishFor(ctx, &d.pending, route.Target(), msg)
+	return p.PublishFor(ctx, &d.pending, Target(route), msg)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology/wait"
 )
 
 // This file has the limits of the headers of a copy, and leaves headers out that do not fit.
@@ -44,7 +45,7 @@ type room struct {
 }
 
 // waitingRoom is the room of a message that passes the wait queues of a route and comes back.
-func waitingRoom(frame int, route *Route) room {
+func waitingRoom(frame int, route *wait.Route) room {
 	further := max(0, route.Hops-1) * hopReserve
 	return room{
 		bytes:   frame - frameOverhead - nonceReserve - brokerReserve - further,
@@ -63,7 +64,7 @@ func deadRoom(frame int) room {
 
 // WaitingRoom returns how many bytes the properties and headers of a message may take that
 // passes the wait queues and comes back.
-func WaitingRoom(frame, hops int) int { return waitingRoom(frame, &Route{Hops: hops}).bytes }
+func WaitingRoom(frame, hops int) int { return waitingRoom(frame, &wait.Route{Hops: hops}).bytes }
 
 // check returns an error that names the excess; nil if everything fits.
 func (r room) check(msg *amqp.Publishing) error {
@@ -117,7 +118,7 @@ var essential = map[string]bool{
 
 // FitWaiting leaves headers of a retry out of a message that waits on a route until the message
 // fits into a frame.
-func FitWaiting(msg *amqp.Publishing, frame int, route *Route) error {
+func FitWaiting(msg *amqp.Publishing, frame int, route *wait.Route) error {
 	return live.fit(msg, waitingRoom(frame, route))
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology/wait"
 )
 
 // Given a message that waits in rounds, then each round is asked for with the rest of the delay and
@@ -22,12 +23,12 @@ func TestEachRoundIsAskedForWithTheWholeDelay(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var asked []Retry
+			var asked []wait.Retry
 			waits := testWaits(Via{})
 			waits.Steps = []time.Duration{5 * time.Second}
-			waits.Route = func(r Retry) (Route, error) {
+			waits.Route = func(r wait.Retry) (wait.Route, error) {
 				asked = append(asked, r)
-				return Route{RoutingKey: "wait", Delay: 5 * time.Second, Hops: 1}, nil
+				return wait.Route{RoutingKey: "wait", Delay: 5 * time.Second, Hops: 1}, nil
 			}
 			d := fuzzedDelivery(t, waits, amqp.Delivery{RoutingKey: "orders"})
 			now := time.Now()

@@ -14,6 +14,7 @@ import (
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology/wait"
 )
 
 // Via is the way of messages back to their queue through the exchange of the user that each
@@ -146,10 +147,10 @@ func (d *delivery) misled(owner, before string) {
 		d.raw.RoutingKey = before
 	case through:
 		d.sub.logChangedReturn(&d.raw, before)
-		d.Queue, d.astray = owner, &Route{}
+		d.Queue, d.astray = owner, &wait.Route{}
 	case !own:
 		d.sub.logAstray(owner, &d.raw, before)
-		d.Queue, d.astray = owner, &Route{Exchange: d.raw.Exchange, RoutingKey: before}
+		d.Queue, d.astray = owner, &wait.Route{Exchange: d.raw.Exchange, RoutingKey: before}
 	}
 }
 
