@@ -30,11 +30,11 @@ func (d *delivery) follow() {
 // block writes the mark of a dead letter to the line, unless it is there already. A message without
 // a key keeps no other waiting.
 func (d *delivery) block(ctx context.Context) error {
-	if d.blocks || d.step.Key == "" {
+	if d.step.blocks || d.step.Key == "" {
 		return nil
 	}
 	if d.step.isMarked() {
-		d.blocks = true
+		d.step.blocks = true
 		return nil
 	}
 	ctx, end := d.on.inOrder.whileLeading(ctx, d)
@@ -45,7 +45,7 @@ func (d *delivery) block(ctx context.Context) error {
 		DeliveryMode: amqp.Persistent, Timestamp: clock.Now(), MessageId: d.raw.MessageId,
 		Headers: headers,
 	})
-	d.blocks = err == nil
+	d.step.blocks = err == nil
 	return err
 }
 
@@ -55,8 +55,8 @@ func (t *step) isMarked() bool { return t.Mark != (order.ID{}) }
 // unmark returns the mark that an earlier process has left, to be acked, if the message is not dead
 // after all. Its copy, if there is one, is in the line. o.mu is held.
 func (o *inOrder) unmark(d *delivery) []arrival {
-	blocks := d.died != nil && d.blocks
-	if !d.step.isMarked() || blocks || !d.acked || d.ctx.Err() != nil {
+	blocks := d.died != nil && d.step.blocks
+	if !d.step.isMarked() || blocks || d.life.phase() != acked || d.ctx.Err() != nil {
 		return nil
 	}
 	return o.line.Release(d.step.Key, d.step.Mark)

@@ -7,6 +7,24 @@
 //	                                             │ error
 //	ack ◄─ confirm ◄─ publish ◄─ compose ◄─ Group.Republish, Group.DeadLetter
 //
+// The life of a delivery is two small states. Its phase only goes on:
+//
+//	arrived   → decoding   process
+//	          → deciding   settle: no handler gets the message
+//	decoding  → handling   the marshaler has returned
+//	          → left       leaveDecoding: it has not, and the process ends
+//	handling  → deciding   settle: the router has nacked the message
+//	any of these → acked, rejected or back: ack, giveBack
+//
+// Its copy, as long as the delivery is not settled:
+//
+//	none, kept → open           publish
+//	open       → stored, none   learn: the outcome; open while that is not known
+//	any        → kept           reject: the queue itself keeps the message
+//
+// A delivery is acked if its copy is stored or its message was handled, and rejected if it is kept.
+// Where it stands among the handlers is a third state; see standing.
+//
 // The package knows no strategy and no plan: Config says as plain data and functions
 // where messages wait.
 package consumer

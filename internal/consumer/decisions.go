@@ -70,7 +70,7 @@ func (d *delivery) snoozed() header.RetryState {
 // and hooks are told between confirm and ack: by settled, which may be nil.
 func (d *delivery) settle(holding string, handOver func(context.Context) error, settled func()) {
 	tries, held := 0, time.Duration(0)
-	d.decided = true
+	d.life.enter(deciding)
 	err := hold.Do(d.ctx, hold.Options{
 		Stop:  d.Closing,
 		Until: d.HoldUntil,

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"runtime"
 	"strconv"
-	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -36,22 +35,17 @@ type delivery struct {
 
 	place   standing
 	turn    *turn             // of a suspect, which the crash guard tries alone: it keeps its place
-	decided bool              // the Subscription hands it over, after the handler or without it
 	pending publisher.Pending // the copy whose outcome is open
 	during  uint32            // outages that had begun when the last copy was published
 	astray  *wait.Route       // where a message of another queue goes on; see misled
 
-	step   *step // nil without an order
-	acked  bool
-	stored bool // the last hand-over was confirmed
-	blocks bool // the mark of the dead letter is in the line
+	step *step // nil without an order
+	life life
 
 	id          string    // of the message: the property, or the UUID that the handler gets
 	uuid        string    // that the handler gets
 	since       time.Time // of its arrival; nothing writes it while a user's function may run
-	decoding    atomic.Uint32
-	fate        atomic.Uint32
-	triedAtOnce bool // the copy was published straight to its queue; see comesAtOnce
+	triedAtOnce bool      // the copy was published straight to its queue; see comesAtOnce
 }
 
 // deliveryContext is the context of a message. It leads to the delivery.
@@ -105,11 +99,11 @@ func (s *Subscription) process(d *delivery) {
 			})
 		return
 	}
-	d.decoding.Store(isDecoding)
+	d.life.enter(decoding)
 	s.inHand.add(d)
 	defer s.inHand.remove(d)
 	if s.base.Err() != nil { // leaveDecoding may have been before
-		if d.decoded() {
+		if d.life.endDecoding(handling) {
 			d.putBack()
 		}
 		return
@@ -119,7 +113,7 @@ func (s *Subscription) process(d *delivery) {
 		d.uuid = msg.UUID
 	}
 	switch {
-	case !d.decoded():
+	case !d.life.endDecoding(handling): // the delivery has ended without the marshaler
 		return
 	case err != nil:
 		s.inHand.remove(d)
@@ -155,18 +149,6 @@ func (s *Subscription) process(d *delivery) {
 	case <-s.base.Done():
 		d.abandon()
 	}
-}
-
-// The values of delivery.decoding.
-const (
-	_          = iota // the marshaler does not run
-	isDecoding        // the marshaler runs
-	isLeft            // it runs, and the delivery has ended without it
-)
-
-// decoded notes the end of the marshaler. It reports whether the delivery has waited for it.
-func (d *delivery) decoded() bool {
-	return d.decoding.CompareAndSwap(isDecoding, 0) || d.decoding.Load() == 0
 }
 
 // newDelivery makes a delivery of an arrival. end ends its context.
@@ -288,8 +270,7 @@ func (d *delivery) decode() (msg *message.Message, err error) {
 // ack and giveBack fail only if the channel is gone. The broker has taken the message back
 // then.
 func (d *delivery) ack() {
-	d.acked = true
-	if d.fate.Swap(isSettled) == isRejected {
+	if d.life.settle() == rejected {
 		if err := d.on.reject(d.raw.DeliveryTag); err != nil {
 			d.sub.logger.Debug("Cannot reject, the message comes again: "+err.Error(), d.LogFields())
 		}
@@ -301,6 +282,7 @@ func (d *delivery) ack() {
 }
 
 func (d *delivery) giveBack() {
+	d.life.enter(back)
 	if d.on.inOrder != nil {
 		d.on.inOrder.giveAllBack()
 		return

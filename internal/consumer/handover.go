@@ -197,7 +197,6 @@ func (d *delivery) deadLetter(ctx context.Context, state header.RetryState) erro
 		}
 	}
 	d.died = &state
-	d.toAck()
 	msg, alone := d.dead(message.SubscriberNameFromCtx(ctx), state)
 	return d.sub.outage.note(d, d.publish(ctx, &d.sub.cfg.Waits.Dead, msg, alone))
 }
@@ -208,6 +207,7 @@ func (d *delivery) deadLetter(ctx context.Context, state header.RetryState) erro
 // also when its state is the state of the earlier try.
 func (d *delivery) earlier(ctx context.Context) (settled bool, err error) {
 	err = d.sub.outage.note(d, d.pending.Await(ctx))
+	d.learn(err)
 	switch {
 	case err == nil, d.pending.IsOpen():
 		return true, err
@@ -301,6 +301,7 @@ func (d *delivery) publish(
 	ctx context.Context, route *wait.Route, msg *amqp.Publishing, alone bool,
 ) error {
 	d.during = d.sub.outage.begun.Load()
+	d.life.know(open)
 	err := d.send(ctx, route, msg, alone)
 	if err != nil {
 		if d.handlerEnded() {
@@ -308,16 +309,27 @@ func (d *delivery) publish(
 			d.turn.leave() // the process has survived the handler; the next one is tried
 		}
 		if isDeclined(err) && d.isOwn(route) {
+			d.life.know(none)
 			return err // the plan has no part that could be declared again
 		}
 		if err = d.sub.cfg.Waits.Redeclare(ctx, *route, err); err == nil {
 			err = d.send(ctx, route, msg, alone)
 		}
 	}
-	if err != nil && d.pending.IsOpen() {
+	if d.learn(err); err != nil && d.pending.IsOpen() {
 		context.AfterFunc(d.ctx, d.pending.Release)
 	}
 	return err
+}
+
+// learn notes the outcome of the copy.
+func (d *delivery) learn(err error) {
+	switch {
+	case err == nil:
+		d.life.know(stored)
+	case !d.pending.IsOpen():
+		d.life.know(none)
+	}
 }
 
 // AfterWrite lets the next handler start, because the copy of this delivery is written. A
@@ -331,7 +343,9 @@ func (d *delivery) AfterWrite() {
 
 // handlerEnded reports whether the Subscription or a DelayedRetry hands the message over. Else
 // its handler runs and has called Republish itself.
-func (d *delivery) handlerEnded() bool { return d.decided || d.IsHandedOver() }
+func (d *delivery) handlerEnded() bool {
+	return d.life.phase() == deciding || d.IsHandedOver()
+}
 
 func (d *delivery) send(ctx context.Context, route *wait.Route, msg *amqp.Publishing, alone bool) error {
 	if d.step != nil {

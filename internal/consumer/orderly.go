@@ -50,6 +50,7 @@ type step struct {
 	*order.Step[arrival]
 	tried  string // the token that says that the message is tried
 	blamed bool   // the last process has ended while it tried the message alone
+	blocks bool   // the mark of its dead letter is in the line
 }
 
 // inOrder is the part of a consumer that keeps the order.
@@ -347,9 +348,10 @@ func (s *Subscription) openMain(o *inOrder) {
 
 // ended notes that a step has ended.
 func (o *inOrder) ended(d *delivery) {
-	copied := d.stored && d.astray == nil && (d.died == nil || d.blocks && !d.step.isMarked())
+	copied := d.life.copy() == stored && d.astray == nil &&
+		(d.died == nil || d.step.blocks && !d.step.isMarked())
 	o.mu.Lock()
-	if !d.acked || d.ctx.Err() != nil {
+	if d.life.phase() != acked || d.ctx.Err() != nil {
 		o.over = true
 		o.lines.enoughNow() // its message comes again
 	}

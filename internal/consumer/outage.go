@@ -135,7 +135,6 @@ func (o *outage) pause() time.Duration {
 // published since the outage began. An earlier one, whose confirm is late, does not show that
 // messages can be stored now.
 func (o *outage) note(d *delivery, err error) error {
-	d.stored = err == nil
 	if err != nil {
 		o.logged.Do(d.logEndurance)
 		o.mu.Lock()

@@ -165,7 +165,7 @@ func (s *Subscription) take(t task, idle func()) {
 			t.from.inOrder.ended(d)
 		}
 		end()
-		if !d.decoded() {
+		if d.life.endDecoding(back); d.life.phase() == left {
 			return
 		}
 		if returned { // a marshaler may have ended the goroutine
@@ -190,7 +190,7 @@ func (s *Subscription) leaveDecoding() {
 	s.inHand.mu.Lock()
 	defer s.inHand.mu.Unlock()
 	for d := range s.inHand.have {
-		if d.decoding.CompareAndSwap(isDecoding, isLeft) {
+		if d.life.endDecoding(left) {
 			go func() {
 				defer s.leave(d)
 				d.abandon()

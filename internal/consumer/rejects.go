@@ -115,7 +115,6 @@ func (d *delivery) givenHere(asked time.Duration) time.Duration {
 // reject decides that the delivery is rejected in place of acked, if the queue then holds the
 // message for exactly the delay of this failure, and no header of the message must change.
 func (d *delivery) reject(delay time.Duration, state *header.RetryState) bool {
-	d.toAck()
 	if state.Failures != d.State.Failures+1 || state.Inner != d.State.Inner ||
 		delay == 0 || d.heldFor() != delay {
 		return false
@@ -125,24 +124,13 @@ func (d *delivery) reject(delay time.Duration, state *header.RetryState) bool {
 			return false
 		}
 	}
-	if !d.fate.CompareAndSwap(isAcked, isRejected) {
+	if !d.life.know(kept) {
 		return false
 	}
 	d.sub.lastRejects.add(pastReject{d.id, rejectCount(&d.raw) + 1, time.Now()}, delay)
 	d.republished, d.died = middleware.Republished{Delay: delay}, nil
 	return true
 }
-
-// The values of delivery.fate. A handler that acks its message and then calls Republish does that
-// beside the goroutine that settles the delivery: of the two one is first.
-const (
-	isAcked    uint32 = iota // at its end the delivery is acked
-	isRejected               // at its end it is rejected, so that the message waits in its queue
-	isSettled                // it is too late to decide that
-)
-
-// toAck decides that the delivery is acked.
-func (d *delivery) toAck() { d.fate.CompareAndSwap(isRejected, isAcked) }
 
 // changes reports whether kept metadata differ from the header that arrived. A header that a
 // handler only read keeps its type.

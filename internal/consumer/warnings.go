@@ -105,7 +105,7 @@ func (s *Subscription) watchHandlers() (stop func()) {
 
 // logHandler reads nothing that the handler may be writing.
 func (s *Subscription) logHandler(d *delivery, held time.Duration) {
-	if d.decoding.Load() != 0 {
+	if d.life.phase() == decoding {
 		s.logger.Error("Marshaler does not return: make it wait for nothing, and start again; the "+
 			"message keeps its place, and the broker delivers it again after its consumer timeout (30m "+
 			"unless set)",
