@@ -71,10 +71,8 @@ type Attached struct {
 
 	retry, outer *DelayedRetry // the innermost and the outermost around the handler
 
-	told            bool            // observers know the decision about the message
-	beingHandedOver bool            // its handler has ended, and no other one begins
-	handedOver      bool            // the broker has confirmed a copy
-	entry           context.Context // of msg when it first entered a DelayedRetry
+	told  bool            // observers know the decision about the message
+	entry context.Context // of msg when it first entered a DelayedRetry
 	// The Subscriber reads these two from its own goroutine. entry is read after progress.
 	progress     atomic.Uint32
 	toldRequeued atomic.Bool
@@ -82,9 +80,11 @@ type Attached struct {
 
 // The values of Attached.progress.
 const (
-	outside   uint32 = iota // before the first DelayedRetry
-	inside                  // in a DelayedRetry, or past it
-	unsettled               // DelayedRetry returned an error because it could not settle the message
+	outside    uint32 = iota // before the first DelayedRetry
+	inside                   // in a DelayedRetry, or past it
+	handing                  // its handler has ended, and DelayedRetry hands it over
+	handedOver               // the broker has confirmed a copy
+	unsettled                // DelayedRetry returned an error because it could not settle the message
 )
 
 type attachedKey struct{}
@@ -161,7 +161,10 @@ func (d *Attached) Unsettled() bool { return d.progress.Load() == unsettled }
 
 // IsHandedOver reports whether DelayedRetry hands the message over, or has done so: the
 // handler has ended. A Republisher may ask while it is called for the message.
-func (d *Attached) IsHandedOver() bool { return d.beingHandedOver }
+func (d *Attached) IsHandedOver() bool { return d.progress.Load() >= handing }
+
+// isOver reports whether the broker has confirmed a copy.
+func (d *Attached) isOver() bool { return d.progress.Load() == handedOver }
 
 // ToldRequeued reports whether a DelayedRetry has told its observers that the message goes
 // back to its queue (EventRequeued), so that the Subscriber does not repeat it. Ask after the

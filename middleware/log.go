@@ -21,7 +21,7 @@ import (
 // reportHandled tells of a handler that succeeded. If an observer ends the goroutine, the
 // produced messages are lost with it, so the message is nacked.
 func (a *attempt) reportHandled() {
-	if len(a.r.budgets) > 0 && !a.d.handedOver { // else an inner DelayedRetry has counted a failure
+	if len(a.r.budgets) > 0 && !a.d.isOver() { // else an inner DelayedRetry has counted a failure
 		a.countHandled()
 	}
 	if a.r.events == nil || a.d.told { // an inner DelayedRetry has told of it

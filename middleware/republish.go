@@ -73,7 +73,7 @@ func (f *failed) handOver(o *outcome) error {
 	// A publish that has begun is finished, also if the context ends meanwhile.
 	detached := context.WithoutCancel(f.ctx)
 	tries, held := 0, time.Duration(0)
-	f.d.beingHandedOver = true
+	f.d.progress.Store(handing)
 	err := hold.Do(f.ctx, hold.Options{
 		Gone:  f.d.Gone,
 		Stop:  f.d.Closing,
@@ -99,7 +99,7 @@ func (f *failed) handOver(o *outcome) error {
 		return err
 	})
 	if err == nil {
-		f.d.handedOver = true
+		f.d.progress.Store(handedOver)
 		return nil
 	}
 	f.logNotHandedOver(o, err)

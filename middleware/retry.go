@@ -84,7 +84,7 @@ func (r *DelayedRetry) Middleware(h message.HandlerFunc) message.HandlerFunc {
 	return func(msg *message.Message) ([]*message.Message, error) {
 		a := attempt{r: r}
 		a.begin(msg)
-		if a.d.handedOver { // a copy is confirmed: another copy would come back beside it
+		if a.d.isOver() { // a copy is confirmed: another copy would come back beside it
 			a.warnCalledAgain()
 			return nil, nil
 		}
@@ -150,11 +150,12 @@ func (a *attempt) begin(msg *message.Message) {
 		a.ctx = msg.Context()
 	}
 	a.d = d
-	if d.progress.Load() != inside {
-		d.enter(a.ctx)
-	}
-	if d.handedOver {
+	switch d.progress.Load() {
+	case handedOver:
 		return
+	case inside:
+	default:
+		d.enter(a.ctx)
 	}
 	d.retry = a.r
 	if d.outer == nil {

@@ -282,6 +282,8 @@ type client struct {
 
 func (c client) Logger() watermill.LoggerAdapter { return c.logger }
 
+func (client) OnDeadLetter(func(context.Context, middleware.DeadLetter)) {}
+
 func (c client) logged() bool { return len(c.logger.Captured()) > 0 }
 
 func (c client) observed() bool { return len(c.observer.all) > 0 }
