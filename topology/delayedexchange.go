@@ -9,7 +9,6 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/audit"
-	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // DelayedExchange lets the messages of all queues wait in an exchange of RabbitMQ's
@@ -114,12 +113,11 @@ func (p *Plan) delayingExchanges() (names []string) {
 	return names
 }
 
-// routeHeaders returns the keys of the headers that the routes write. Headers of a retry are left
-// out everywhere.
+// routeHeaders returns the keys of the headers that the routes write.
 func (p *Plan) routeHeaders() (keys []string) {
 	for _, step := range p.WaitSteps {
 		for key := range step.Headers {
-			if !header.IsState(key) && !slices.Contains(keys, key) {
+			if !slices.Contains(keys, key) {
 				keys = append(keys, key)
 			}
 		}

@@ -46,8 +46,8 @@ import (
 //
 // A backoff.Policy that cannot list its delays needs no default wait steps here.
 //
-// With Via the routing key belongs to the message, so the bits are in headers, and the wait queues
-// are a set of their own. See the type Via.
+// The routing key has the delay, so no message returns through an exchange of yours with a key that
+// it arrived with: PerQueue and Shared have Via for that.
 //
 // The zero value is ready to use.
 type Levels struct {
@@ -72,10 +72,6 @@ type Levels struct {
 	// <prefix>.level.return, <prefix>.stranded. Services with the same prefix share the wait
 	// queues. Default: millpond.
 	Prefix string
-	// Via names exchanges of yours. A message that came by one of them passes it on its way back
-	// to the queue, with the routing key that it arrived with. Other queues may get it, too: see
-	// the type Via. Default: none, a message comes back to the one queue that failed it.
-	Via []string
 	// WaitArguments are added to the arguments of every wait queue; see PerQueue.
 	// Default: none.
 	WaitArguments amqp.Table
@@ -106,9 +102,6 @@ func (s Levels) Plan(queue string, delays []time.Duration) (Plan, error) {
 	suffix := s.Type.suffix(s.WaitArguments)
 	if routes.Resolution != defaultResolution {
 		suffix = "." + delayName(routes.Resolution) + suffix
-	}
-	if len(s.Via) > 0 {
-		return s.headersPlan(p, routes, prefix, suffix)
 	}
 	back, stranded := prefix+".level.return", prefix+".stranded"
 	name := func(level int) string { return prefix + ".level." + strconv.Itoa(level) + suffix }
@@ -192,8 +185,7 @@ func levelsFor(resolution, longest time.Duration) int {
 type LevelRoutes struct {
 	// Exchange is where every message enters.
 	Exchange string
-	// Destination is the last word of every routing key: the escaped name of the queue. It is
-	// empty if the plan has a Via: then the levels route by headers.
+	// Destination is the last word of every routing key: the escaped name of the queue.
 	Destination string
 	// Resolution is how long level 0 waits. Each further level waits twice as long.
 	Resolution time.Duration
@@ -224,17 +216,29 @@ func (l LevelRoutes) route(asked time.Duration) Route {
 
 // passing returns the route by the levels of the bits of steps.
 func (l LevelRoutes) passing(steps uint64) Route {
-	r := Route{
-		Exchange: l.Exchange,
-		Delay:    time.Duration(steps) * l.Resolution,
-		Hops:     bits.OnesCount64(steps),
+	return Route{
+		Exchange:   l.Exchange,
+		RoutingKey: levelKey(steps, l.Destination),
+		Delay:      time.Duration(steps) * l.Resolution,
+		Hops:       bits.OnesCount64(steps),
 	}
-	if l.byHeaders() {
-		r.Headers = levelHeaders(steps)
-	} else {
-		r.RoutingKey = levelKey(steps, l.Destination)
+}
+
+// levels checks the routes that a plan makes for delays between its wait steps.
+func (v *validation) levels() {
+	l := v.plan.Levels
+	if l == nil {
+		return
 	}
-	return r
+	if err := l.check(); err != nil {
+		v.find("Plan.Levels: %w", err)
+		return
+	}
+	// The wait steps pass each level alone. These routes also pass all levels below it. Together
+	// they take every binding of an exchange that has two bindings for each level.
+	for n := range l.Levels {
+		v.step(l.passing(uint64(1)<<(n+1) - 1))
+	}
 }
 
 // waits returns how long a message waits if it asks for a delay, in all rounds together.

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
@@ -368,25 +367,4 @@ func FuzzLevels(f *testing.F) {
 			require.Equal(t, 1, route.Hops, "a round")
 		}
 	})
-}
-
-// Given Levels with a Via, when a delay is routed, then its route has the headers of the levels
-// that the message passes, and a route with other headers is refused.
-func TestLevelsRouteByTheHeadersOfTheirRoute(t *testing.T) {
-	t.Parallel()
-	plan := rig.PlanOf(t, topology.Levels{Max: time.Minute, Via: []string{"events"}}, "orders")
-	route, err := plan.Route(topology.Retry{Delay: 500 * time.Millisecond})
-	require.NoError(t, err)
-	require.Equal(t, amqp.Table{"millpond-level-2": "first", "millpond-level-0": "next"},
-		route.Headers)
-	require.Equal(t, amqp.Table{"millpond-level-1": "first"}, plan.WaitSteps[1].Headers)
-
-	plan.WaitSteps[1].Headers = amqp.Table{"millpond-level-2": "first"}
-	require.ErrorContains(t, topology.ValidatePlan(plan),
-		"header millpond-level-2 belongs to the broker or to this library")
-	plan.WaitSteps[1].Headers = nil
-	require.ErrorContains(t, topology.ValidatePlan(plan), "it leads to no wait queue")
-
-	plan = rig.PlanOf(t, topology.Levels{}, "orders")
-	require.Nil(t, plan.WaitSteps[1].Headers, "topic exchanges route by the key")
 }

@@ -44,13 +44,6 @@ type PerAttempt struct {
 	// WaitArguments are added to the arguments of every wait queue; see PerQueue.
 	// Default: none.
 	WaitArguments amqp.Table
-	// Via names exchanges of yours that messages pass on their way back to the queue; see the
-	// type Via. Each wait queue then has its own exchange, in place of the retry exchange.
-	// Default: none.
-	Via []string
-	// Prefix begins the names of everything that queues with a Via share: <prefix>.via and
-	// <prefix>.stranded. Default: millpond.
-	Prefix string
 	// Dead says where dead letters go. Default: <queue>.dlq.
 	Dead DeadLetters
 	// WaitSteps are planned beside Delays if the policy cannot list its delays.
@@ -79,27 +72,17 @@ func (s PerAttempt) Plan(queue string, delays []time.Duration) (Plan, error) {
 	if s.ExchangeName != nil {
 		exchange = s.ExchangeName(queue)
 	}
-	if len(s.Via) == 0 {
-		p.exchange(Exchange{Name: exchange, Kind: "direct"}, "retry exchange")
-	}
-	back := p.wayBack(s.Via, s.Prefix, s.Type)
+	p.exchange(Exchange{Name: exchange, Kind: "direct"}, "retry exchange")
 	for _, r := range attempts(s.Delays, asked, steps) {
 		name := queue + ".retry." + strconv.Itoa(r.attempt) + "." + delayName(r.delay) +
-			s.Type.suffix(s.WaitArguments) + back.suffix()
+			s.Type.suffix(s.WaitArguments)
 		if s.WaitName != nil {
 			name = s.WaitName(queue, r.attempt, r.delay)
 		}
-		q := s.Type.waitQueue(name, r.delay, back.target())
+		p.bind(exchange, name, name)
 		route := Route{Exchange: exchange, RoutingKey: name, Attempt: r.attempt}
-		if back.Via != nil {
-			route = p.waitExchange(q)
-			route.Attempt = r.attempt
-		} else {
-			p.bind(exchange, name, name)
-		}
-		p.step(q, route, s.WaitArguments)
+		p.step(s.Type.waitQueue(name, r.delay, Route{RoutingKey: queue}), route, s.WaitArguments)
 	}
-	p.bindBack(back)
 	p.deadLetters(s.Dead, s.Type)
 	return p.finish()
 }

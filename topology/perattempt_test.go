@@ -40,7 +40,6 @@ func TestPerAttemptPlan(t *testing.T) {
 	type delays = []time.Duration
 	series := func(of ...time.Duration) topology.PerAttempt { return topology.PerAttempt{Delays: of} }
 	classic := topology.PerAttempt{Type: topology.Classic}
-	via := topology.PerAttempt{Via: []string{"events"}}
 	steps := "q.retry.1.1s q.retry.2.5s q.retry.3.30s q.retry.4.2m q.retry.5.10m q.retry.6.1h"
 	type testCase struct {
 		strategy topology.PerAttempt
@@ -69,9 +68,8 @@ func TestPerAttemptPlan(t *testing.T) {
 			nil,
 			"q.retry.1.1s q.retry.2.9s",
 		},
-		"rounded up":          {series(s + 1), delays{s + 2}, "q.retry.1.1.001s"},
-		"classic":             {classic, delays{s}, "q.retry.1.1s.classic"},
-		"through an exchange": {via, delays{s}, "q.retry.1.1s.via"},
+		"rounded up": {series(s + 1), delays{s + 2}, "q.retry.1.1.001s"},
+		"classic":    {classic, delays{s}, "q.retry.1.1s.classic"},
 	}, func(t *testing.T, c testCase) {
 		plan := rig.PlanOf(t, c.strategy, "q", c.delays...)
 		want := strings.Fields(c.want)

@@ -135,12 +135,8 @@ func isShort(d time.Duration) bool { return d >= minSnooze && d <= maxSnooze }
 // other delivery waits with the name of the queue as its key.
 func (p Plan) Route(r Retry) (Route, error) {
 	route, err := p.wayIn(r)
-	switch {
-	case err != nil:
-	case p.keepsKey(r.Exchange):
+	if err == nil && p.keepsKey(r.Exchange) {
 		route.RoutingKey = r.RoutingKey
-	case p.Levels != nil && p.Levels.byHeaders():
-		route.RoutingKey = p.Queue
 	}
 	route.Kept = len(route.Headers) > 0 && slices.Contains(p.delayingExchanges(), route.Exchange)
 	return route, err

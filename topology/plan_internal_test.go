@@ -97,10 +97,6 @@ func TestExchangesThatKeepTheRoutingKey(t *testing.T) {
 		"with Via": {Shared{Via: []string{"events"}}, []string{
 			"millpond.via", "millpond.return.events",
 		}},
-		"levels with Via": {Levels{Max: 500 * time.Millisecond, Via: []string{"events"}}, []string{
-			"millpond.via", "millpond.level.0.via", "millpond.level.1.via", "millpond.level.2.via",
-			"millpond.return.events",
-		}},
 		"levels": {Levels{Max: 500 * time.Millisecond}, []string{
 			"millpond.level.return",
 			"millpond.level.0", "millpond.level.1", "millpond.level.2",

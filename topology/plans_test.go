@@ -205,7 +205,7 @@ func FuzzPlan(f *testing.F) {
 		case 1:
 			strategy = topology.Shared{Type: of, Via: via}
 		default:
-			strategy = topology.PerAttempt{Type: of, Via: via, Delays: delays[1:]}
+			strategy = topology.PerAttempt{Type: of, Delays: delays[1:]}
 		}
 		plan, err := strategy.Plan(queue, delays)
 		if err != nil {
@@ -221,7 +221,7 @@ func FuzzPlan(f *testing.F) {
 			}
 			names[q.Name] = true
 			suffix := q.Name[strings.LastIndexByte(q.Name, '.')+1:]
-			if of == topology.Classic || via != nil || q.Delay%time.Second != 0 || q.Delay == 0 {
+			if of == topology.Classic || plan.Via != nil || q.Delay%time.Second != 0 || q.Delay == 0 {
 				continue // The name has a suffix or another dot.
 			}
 			if d, err := time.ParseDuration(suffix); err != nil || d != q.Delay {
@@ -334,9 +334,7 @@ func TestReturnKeepsTheKeyOfItsExchange(t *testing.T) {
 	t.Parallel()
 	for name, strategy := range map[string]topology.Strategy{
 		"per queue":   topology.PerQueue{Via: []string{"logs", "events"}},
-		"per attempt": topology.PerAttempt{Via: []string{"logs", "events"}},
 		"shared":      topology.Shared{Via: []string{"logs", "events"}},
-		"levels":      topology.Levels{Via: []string{"logs", "events"}},
 		"without Via": topology.Shared{},
 	} {
 		plan := rig.PlanOf(t, strategy, "q", time.Second)
@@ -344,9 +342,6 @@ func TestReturnKeepsTheKeyOfItsExchange(t *testing.T) {
 		if plan.Via != nil {
 			keys["events"], keys["logs"], keys[plan.Via.Through] = "a.b", "a.b", "a.b"
 			keys["millpond.return.events"] = "a.b"
-		}
-		if plan.Levels != nil {
-			keys["millpond.level.3.via"] = "a.b"
 		}
 		for from, want := range keys {
 			retry := topology.Retry{Delay: time.Second, Exchange: from, RoutingKey: "a.b"}

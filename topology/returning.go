@@ -7,12 +7,14 @@ import (
 	"slices"
 	"strings"
 
+	amqp "github.com/rabbitmq/amqp091-go"
+
 	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // Via is the way of a message back to its queue through the exchange that it came by. The field
-// Via of each strategy names the exchanges of the user for which that is so:
+// Via of PerQueue and Shared names the exchanges of the user for which that is so:
 //
 //	orders.wait.5s.via ── TTL, with its own routing key ──► exchange millpond.via
 //	                                                              │ for orders, by events
@@ -49,8 +51,7 @@ import (
 type Via struct {
 	// Exchanges are the exchanges of the user.
 	Exchanges []string
-	// Through is the exchange of the plan that delivers the messages that come back, the last
-	// one with Levels.
+	// Through is the exchange of the plan that delivers the messages that come back.
 	Through string
 }
 
@@ -133,6 +134,8 @@ func checkVia(exchanges []string, own ...string) error {
 
 // anchor is the exchange of the queue that leads to an exchange of the user.
 func (w wayBack) anchor(to string) string { return w.queue + ".return." + to }
+
+func alternateTo(exchange string) amqp.Table { return amqp.Table{"alternate-exchange": exchange} }
 
 // bindBack adds the stranded queue and the bindings that lead back.
 func (p *planner) bindBack(w wayBack) {

@@ -37,7 +37,6 @@ func FuzzRoundsOfEveryStrategy(f *testing.F) {
 			Shared{Via: []string{"events"}},
 			Levels{},
 			Levels{Max: time.Hour},
-			Levels{Via: []string{"events"}},
 		} {
 			plan, err := strategy.Plan("orders", delays)
 			require.NoError(t, err)

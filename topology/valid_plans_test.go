@@ -92,17 +92,12 @@ func planned(t testing.TB) map[string]topology.Plan {
 		"per attempt":          topology.PerAttempt{},
 		"per attempt, named":   named,
 		"per attempt, classic": topology.PerAttempt{Type: topology.Classic},
-		"per attempt, return":  topology.PerAttempt{Via: events, WaitArguments: more, Dead: target},
 		"shared":               topology.Shared{},
 		"shared, classic":      topology.Shared{Type: topology.Classic, Prefix: "shop"},
 		"shared, return":       topology.Shared{Via: events, WaitArguments: more, Dead: bounded},
 		"levels":               topology.Levels{},
 		"levels, classic":      topology.Levels{Type: topology.Classic, Max: time.Minute, Dead: target},
 		"levels, a minute":     topology.Levels{Max: time.Minute},
-		"levels, return":       topology.Levels{Max: time.Minute, Via: []string{"events", "logs"}},
-		"levels, classic return": topology.Levels{
-			Type: topology.Classic, Max: s, Resolution: s, Via: []string{"events"}, Prefix: "shop",
-		},
 		"levels, five seconds": topology.Levels{Resolution: 5 * s, Max: 5 * s},
 		"levels, fine":         topology.Levels{Resolution: ms, Tolerance: -1},
 		"levels, coarse": topology.Levels{
@@ -284,7 +279,7 @@ func breakWaitSteps(all map[string]breakage, p topology.Plan) {
 		all[at+"too long"] = func(p *topology.Plan) { p.WaitSteps[i].Delay += time.Millisecond }
 		all[at+"by another exchange"] = func(p *topology.Plan) { p.WaitSteps[i].Exchange = "another" }
 		all[at+"of more hops"] = func(p *topology.Plan) { p.WaitSteps[i].Hops++ }
-		if p.WaitSteps[i].Exchange == "" || p.Levels != nil && p.Via == nil {
+		if p.WaitSteps[i].Exchange == "" || p.Levels != nil {
 			all[at+"of another key"] = func(p *topology.Plan) { p.WaitSteps[i].RoutingKey += "x" }
 		}
 	}

@@ -4,8 +4,6 @@ import (
 	"slices"
 	"time"
 
-	amqp "github.com/rabbitmq/amqp091-go"
-
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -69,14 +67,7 @@ func (v *validation) delayedStep(name string, e Exchange, r Route) {
 
 // routeHeaders checks the headers that a route writes to its messages.
 func (v *validation) routeHeaders(name string, r Route) {
-	var levels amqp.Table // by which levels route
-	if l := v.plan.Levels; l != nil && l.Resolution > 0 {
-		levels = l.passing(uint64(r.Delay / l.Resolution)).Headers
-	}
-	for key, value := range r.Headers {
-		if own, ok := levels[key]; ok && own == value {
-			continue
-		}
+	for key := range r.Headers {
 		if wire.IsBrokers(key) || header.IsState(key) || slices.Contains(reservedHeaders, key) {
 			v.find("%s: its header %s belongs to the broker or to this library: leave it out", name, key)
 		}

@@ -185,18 +185,12 @@ var strategies = map[string]func(w waits) (topology.Strategy, error){
 		return topology.PerQueue{Type: w.kind, Prefix: w.prefix, Via: w.returnTo, Dead: w.dead}, nil
 	},
 	"perattempt": func(w waits) (topology.Strategy, error) {
-		return topology.PerAttempt{
-			Delays: w.delays, Type: w.kind, Prefix: w.prefix, Via: w.returnTo, Dead: w.dead,
-		}, nil
+		return topology.PerAttempt{Delays: w.delays, Type: w.kind, Dead: w.dead}, nil
 	},
 	"levels": func(w waits) (topology.Strategy, error) {
-		return topology.Levels{Type: w.kind, Prefix: w.prefix, Via: w.returnTo, Dead: w.dead}, nil
+		return topology.Levels{Type: w.kind, Prefix: w.prefix, Dead: w.dead}, nil
 	},
 	"delayed": func(w waits) (topology.Strategy, error) {
-		if len(w.returnTo) > 0 {
-			return nil, usage("--return-to: " +
-				"with delayed, messages return to their queue through no exchange of yours")
-		}
 		return topology.DelayedExchange{Type: w.kind, Prefix: w.prefix, Dead: w.dead}, nil
 	},
 	nativeStrategy:  nativeOf,
@@ -205,6 +199,9 @@ var strategies = map[string]func(w waits) (topology.Strategy, error){
 		return topology.Shared{Type: w.kind, Prefix: w.prefix, Via: w.returnTo, Dead: w.dead}, nil
 	},
 }
+
+// returning are the strategies with --return-to.
+var returning = []string{"perqueue", "shared"}
 
 func strategyNames() string { return strings.Join(slices.Sorted(maps.Keys(strategies)), ", ") }
 
@@ -259,6 +256,10 @@ func (a app) strategy(c *cli.Command, delays backoff.List) (topology.Strategy, e
 	w := waits{
 		kind: topology.QueueType(c.String(flagType)), prefix: c.String(flagPrefix),
 		returnTo: c.StringSlice(flagReturnTo), delays: delays,
+	}
+	if len(w.returnTo) > 0 && !slices.Contains(returning, name) {
+		return nil, usage("--%s: with %s, messages return through no exchange of yours, only with %s",
+			flagReturnTo, name, strings.Join(returning, " and "))
 	}
 	if dlq := c.String(flagDLQ); dlq != "" {
 		if dlq == strandedQueue(c) {

@@ -18,7 +18,7 @@ func nativeOf(w waits) (topology.Strategy, error) {
 	}
 	s := topology.Native{
 		Min: w.delays[0], Max: slices.Max(w.delays),
-		Else: topology.PerQueue{Type: w.kind, Prefix: w.prefix, Via: w.returnTo, Dead: w.dead},
+		Else: topology.PerQueue{Type: w.kind, Prefix: w.prefix, Dead: w.dead},
 	}
 	for i, delay := range w.delays {
 		if held := min(s.Min*time.Duration(i+1), s.Max); delay != held {

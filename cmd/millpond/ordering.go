@@ -19,10 +19,6 @@ const inOrderStrategy = "inorder"
 const nearBound = 8000
 
 func inOrderOf(w waits) (topology.Strategy, error) {
-	if len(w.returnTo) > 0 {
-		return nil, usage("--return-to: with inorder, messages return to their handler through no " +
-			"exchange of yours")
-	}
 	return topology.InOrder{
 		Else: topology.PerQueue{Type: w.kind, Prefix: w.prefix, Dead: w.dead},
 	}, nil

@@ -146,8 +146,8 @@ type Waits struct {
 	Via Via
 	// KeyKept are the exchanges behind wait queues that leave the routing key to the message.
 	KeyKept []string
-	// RouteHeaders are the keys of Route.Headers of all routes that are no headers of a retry. They
-	// belong to the wait that is over: no copy and no handler gets them.
+	// RouteHeaders are the keys of Route.Headers of all routes. They belong to the wait that is
+	// over: no copy and no handler gets them.
 	RouteHeaders []string
 	// SortsPriorities says that messages wait in quorum queues, which sort by priority.
 	SortsPriorities bool

@@ -1,7 +1,6 @@
 package consumer
 
 import (
-	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -187,21 +186,26 @@ func TestWithoutRoomForTheHistoryItsValuesAreWritten(t *testing.T) {
 	require.Equal(t, theirs, msg.Headers["theirs"])
 }
 
-// Given a message whose own headers leave little room, when it waits, then the headers by which it
-// is routed stay, and others of a retry make room for them.
-func TestTheHeadersOfARouteAreNeverLeftOut(t *testing.T) {
+// Given a message that comes from the levels of an earlier version, which routed by headers, then
+// neither the copy that waits nor the dead letter has these headers.
+func TestHeadersOfOlderLevelsEndWithTheirWait(t *testing.T) {
 	t.Parallel()
-	route := wait.Route{Hops: 2, Headers: amqp.Table{
-		header.Level + "2": "first", header.Level + "0": "next",
-	}}
-	msg := amqp.Publishing{Headers: amqp.Table{
-		header.Queue: "orders", header.Error: strings.Repeat("e", 400),
-		header.OriginRoutingKey: "orders",
-	}}
-	maps.Copy(msg.Headers, route.Headers)
-	msg.Headers["theirs"] = strings.Repeat("x", waitingRoom(131072, &route).bytes-130)
-	require.NoError(t, FitWaiting(&msg, 131072, &route))
-	require.Equal(t, "first", msg.Headers[header.Level+"2"])
-	require.Equal(t, "next", msg.Headers[header.Level+"0"])
-	require.NotContains(t, msg.Headers, header.OriginRoutingKey)
+	for _, owner := range []string{"orders", "mail"} {
+		d := fuzzedDelivery(t, testWaits(Via{
+			Exchanges: []string{"events"}, Through: []string{"millpond.via"},
+		}), amqp.Delivery{Exchange: "millpond.via", RoutingKey: "a.b", Headers: amqp.Table{
+			header.Queue: owner, header.Failures: "2", header.Via: ViaHeader(owner, "events"),
+			"millpond-level-2": "first", "millpond-level-0": "next", "tenant": "a",
+		}})
+		state := d.State
+		_, waits, err := d.waiting(time.Now(), time.Second, &state)
+		require.NoError(t, err)
+		dead, _ := d.dead("subscriber", d.State)
+		for _, msg := range []*amqp.Publishing{waits, dead} {
+			require.Equal(t, "a", msg.Headers["tenant"])
+			require.NotContains(t, msg.Headers, "millpond-level-2")
+			require.NotContains(t, msg.Headers, "millpond-level-0")
+		}
+		require.Equal(t, owner != "orders", d.State.Failures == 0)
+	}
 }

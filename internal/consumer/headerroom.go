@@ -41,7 +41,6 @@ const (
 // room is the limit of the properties and headers of a message.
 type room struct {
 	bytes, headers int
-	needed         amqp.Table // headers by which the message is routed, which are never left out
 }
 
 // waitingRoom is the room of a message that passes the wait queues of a route and comes back.
@@ -50,7 +49,6 @@ func waitingRoom(frame int, route *wait.Route) room {
 	return room{
 		bytes:   frame - frameOverhead - nonceReserve - brokerReserve - further,
 		headers: maxHeaders - brokerHeaders - 1,
-		needed:  route.Headers,
 	}
 }
 
@@ -123,7 +121,7 @@ func FitWaiting(msg *amqp.Publishing, frame int, route *wait.Route) error {
 }
 
 // fit leaves out headers of a retry until properties and headers fit into r: the first ones in
-// their order, and then all but the essential and needed ones. It never cuts other headers.
+// their order, and then all but the essential ones. It never cuts other headers.
 func (k *kind) fit(msg *amqp.Publishing, r room) error {
 	if r.check(msg) == nil {
 		return nil
@@ -135,8 +133,7 @@ func (k *kind) fit(msg *amqp.Publishing, r room) error {
 		}
 	}
 	for key := range msg.Headers {
-		_, needed := r.needed[key]
-		if k.own(key) && !essential[key] && !needed || slices.Contains(k.rest, key) {
+		if k.own(key) && !essential[key] || slices.Contains(k.rest, key) {
 			delete(msg.Headers, key)
 		}
 	}

@@ -60,12 +60,11 @@ func Example_live() {
 		header.Snoozed, header.NotBefore, header.Error, header.ErrorClass, header.History,
 		header.OriginExchange, header.OriginRoutingKey, header.Deadline, header.DeadlineFrom,
 		header.Inner, header.Via, header.Interruptions, header.WaitingSince, header.Traceparent,
-		header.Priority, header.Publish, header.Level + "0", header.Key, header.Line,
+		header.Priority, header.Publish, header.Key, header.Line,
 	} {
 		fmt.Println(key)
 	}
 	fmt.Println(header.FromTimestamp, header.FromArrival, header.FromPublish)
-	fmt.Println(header.LevelFirst, header.LevelNext)
 	// Output:
 	// millpond-queue
 	// millpond-failures
@@ -88,11 +87,9 @@ func Example_live() {
 	// millpond-traceparent
 	// millpond-priority
 	// millpond-publish
-	// millpond-level-0
 	// millpond-key
 	// millpond-line
 	// timestamp arrival publish
-	// first next
 }
 
 // The headers of a dead letter.

@@ -24,8 +24,8 @@ const (
 	// Via says whether the message passes an exchange of the user on its way back, and
 	// which, where a topology.Strategy lets it. The broker reads it.
 	Via = "millpond-return"
-	// Level and the number of a level are a header of each level that the message passes,
-	// where topology.Levels returns through exchanges. The broker reads it.
+	// Level and the number of a level are a header that a version before v0.1.0 wrote. It is no
+	// longer written, and no copy of a message takes it along.
 	Level = "millpond-level-"
 	// Inner is "true" if a DelayedRetry inside another one decided on the last
 	// failure.
@@ -131,12 +131,6 @@ const (
 	FromArrival = "arrival"
 	// FromPublish is the time at which a delayed message was published.
 	FromPublish = "publish"
-)
-
-// Values of the header of a [Level]. A message enters at its highest level, which is the first.
-const (
-	LevelFirst = "first"
-	LevelNext  = "next"
 )
 
 var liveKeys = map[string]bool{

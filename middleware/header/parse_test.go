@@ -175,6 +175,9 @@ func TestKeysOnTheWire(t *testing.T) {
 	t.Parallel()
 	live := slices.Collect(maps.Keys(recorded()))
 	live = append(live, Via, Priority, Publish, Key, Line)
+	if !IsLive("millpond-level-12") || !IsState("millpond-level-12") {
+		t.Error("a header of an earlier version's level is not known as a live header")
+	}
 	for key, want := range map[string]string{
 		Via: "millpond-return", Priority: "millpond-priority", Publish: "millpond-publish",
 		Key: "millpond-key", Line: "millpond-line",

@@ -157,8 +157,7 @@ func (v *verifier) takes(exchange string, others []management.Bound) bool {
 	for _, b := range others {
 		to := topology.Binding{Exchange: exchange, RoutingKey: b.RoutingKey, Queue: plan.Queue}
 		for key, value := range b.Arguments { // any other header may be a header of a message
-			if text, ok := value.(string); ok &&
-				(key == header.Queue || key == header.Via || strings.HasPrefix(key, header.Level)) {
+			if text, ok := value.(string); ok && (key == header.Queue || key == header.Via) {
 				to.Header, to.Value = key, text
 			}
 		}

@@ -16,21 +16,18 @@ import (
 // queues share have names of the test.
 func strategies(t testing.TB) map[string]topology.Strategy {
 	t.Helper()
-	topic := func() []string { return []string{rig.TopicExchange(t)} }
-	prefix := func() string { return testbroker.Queue(t) }
+	topic := []string{rig.TopicExchange(t)}
 	return map[string]topology.Strategy{
 		"PerQueue":           topology.PerQueue{},
 		"PerQueue classic":   topology.PerQueue{Type: topology.Classic},
-		"PerQueue Via":       topology.PerQueue{Via: topic(), Prefix: prefix()},
+		"PerQueue Via":       topology.PerQueue{Via: topic, Prefix: testbroker.Queue(t)},
 		"PerAttempt":         topology.PerAttempt{},
 		"PerAttempt classic": topology.PerAttempt{Type: topology.Classic},
-		"PerAttempt Via":     topology.PerAttempt{Via: topic(), Prefix: prefix()},
 		"Shared":             rig.Shared(t, topology.Quorum),
 		"Shared classic":     rig.Shared(t, topology.Classic),
 		"Shared Via":         rig.SharedVia(t, rig.TopicExchange(t)),
 		"Levels":             rig.Levels(t, topology.Quorum),
 		"Levels classic":     rig.Levels(t, topology.Classic),
-		"Levels Via":         topology.Levels{Via: topic(), Prefix: prefix()},
 	}
 }
 

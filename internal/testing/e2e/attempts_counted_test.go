@@ -139,9 +139,7 @@ func goqueueRow(t *testing.T, strategy topology.Strategy) {
 		require.Equal(t, names(100*ms, 200*ms, 300*ms, 400*ms, 800*ms, time.Second, limit),
 			rig.QueueNames(r.Plan)[:7], "a queue for each attempt")
 		require.Equal(t, queue+"__dlx", r.Plan.Dead.Exchange)
-		if len(perAttempt.Via) == 0 {
-			require.Equal(t, queue+"__retry_exchange", r.Plan.WaitSteps[0].Exchange)
-		}
+		require.Equal(t, queue+"__retry_exchange", r.Plan.WaitSteps[0].Exchange)
 	}
 
 	r.Send(slices.Repeat([]string{"limited"}, limited)...)

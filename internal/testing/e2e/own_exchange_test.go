@@ -90,18 +90,13 @@ func withVia(
 	t testing.TB, name string, kind topology.QueueType, exchanges []string,
 ) topology.Strategy {
 	prefix := testbroker.Queue(t)
-	switch name {
-	case "PerQueue":
+	if name == "PerQueue" {
 		return topology.PerQueue{Type: kind, Via: exchanges, Prefix: prefix}
-	case "PerAttempt":
-		return topology.PerAttempt{Type: kind, Via: exchanges, Prefix: prefix}
-	case "Shared":
-		return topology.Shared{Type: kind, Via: exchanges, Prefix: prefix}
 	}
-	return topology.Levels{Type: kind, Via: exchanges, Prefix: prefix, Max: time.Minute}
+	return topology.Shared{Type: kind, Via: exchanges, Prefix: prefix}
 }
 
-var strategyNames = []string{"PerQueue", "PerAttempt", "Shared", "Levels"}
+var strategyNames = []string{"PerQueue", "Shared"}
 
 // Given a queue that three exchanges feed, when a message of each fails twice, then each comes back
 // through its own exchange with its own routing key. The siblings get the retries of their exchange
@@ -228,7 +223,8 @@ func TestSiblingsOfTwoExchangesDoNotMultiplyRetries(t *testing.T) {
 }
 
 // Given a message that waits in the queue of an earlier version, which had one return exchange for
-// each exchange of the user, then a service of today handles it as a message of that exchange.
+// each exchange of the user, then a service of today handles it as a message of that exchange. The
+// next copy has no header of a level.
 func TestWaitQueuesOfAnEarlierVersionDrain(t *testing.T) {
 	t.Parallel()
 	f := newFed(t)
@@ -240,7 +236,11 @@ func TestWaitQueuesOfAnEarlierVersionDrain(t *testing.T) {
 		Handle: func(msg *message.Message) error {
 			raw, _ := topology.Received(msg.Context())
 			attempt := middleware.Attempt(msg.Context())
-			arrivals <- fmt.Sprintf("%d by %s %s", attempt, raw.Exchange, raw.RoutingKey)
+			text := fmt.Sprintf("%d by %s %s", attempt, raw.Exchange, raw.RoutingKey)
+			if raw.Headers[header.Level+"2"] != nil || raw.Headers[header.Level+"0"] != nil {
+				text += " of a level"
+			}
+			arrivals <- text
 			if attempt < 4 {
 				return rig.ErrFailed
 			}
@@ -268,9 +268,10 @@ func TestWaitQueuesOfAnEarlierVersionDrain(t *testing.T) {
 		msg := rig.Message("old")
 		msg.Headers = amqp.Table{
 			header.Queue: r.Queue, header.Failures: "2", header.Via: return_, header.Delay: "100ms",
+			header.Level + "2": "first", header.Level + "0": "next", // as levels with Via wrote them
 		}
 		rig.Publish(t, f.url, exchange, "order.created.eu", msg)
-		require.Equal(t, "3 by "+old+" order.created.eu", rig.Await(t, arrivals))
+		require.Equal(t, "3 by "+old+" order.created.eu of a level", rig.Await(t, arrivals))
 		require.Equal(t, "4 by "+r.Plan.Via.Through+" order.created.eu", rig.Await(t, arrivals))
 		copies := 1
 		if strings.HasPrefix(return_, "through") {
@@ -283,36 +284,12 @@ func TestWaitQueuesOfAnEarlierVersionDrain(t *testing.T) {
 	}
 }
 
-// Given a message that comes down to a level that has vanished, then it is stranded with its key,
-// and does not skip the level.
-func TestAMessageOfAVanishedLevelIsStranded(t *testing.T) {
+// Given a queue with a Via, when a new message is published to it with a delay, then it comes to its
+// queue alone.
+func TestADelayedMessageComesToItsQueueAlone(t *testing.T) {
 	t.Parallel()
 	f := newFed(t)
-	strategy := topology.Levels{
-		Via: f.names(), Prefix: testbroker.Queue(t), Max: 10 * time.Second, Resolution: time.Second,
-	}
-	var calls rig.Timeline
-	r := rig.Start(t, rig.Config{
-		URL: f.url, Strategy: strategy, Configure: f.onTopic(topology.Quorum),
-		Policy: backoff.List{3 * time.Second}, Handle: calls.Fail,
-	})
-	f.send("topic")
-	rig.WaitFor(t, "the message to wait", func() bool { return rig.Waiting(t, f.url, r.Plan) == 1 })
-	level := r.Plan.Queues[0].Name
-	require.Equal(t, time.Second, r.Plan.Queues[0].Delay)
-	rig.DeleteQueue(t, f.url, level)
-	stranded := rig.Take(t, f.url, r.Plan.Exchanges[0].Name)
-	require.Equal(t, "order.created.eu", stranded.RoutingKey)
-	require.Equal(t, r.Queue, stranded.Headers[header.Queue])
-	require.Equal(t, 1, calls.Count())
-}
-
-// Given levels that route by headers, when a new message is published with a delay, then it takes
-// them, and comes to its queue alone.
-func TestADelayedMessageTakesLevelsByHeaders(t *testing.T) {
-	t.Parallel()
-	f := newFed(t)
-	strategy := withVia(t, "Levels", topology.Quorum, f.names())
+	strategy := withVia(t, "Shared", topology.Quorum, f.names())
 	handled := make(chan string, 10)
 	r := rig.Start(t, rig.Config{
 		URL: f.url, Strategy: strategy, Configure: f.onTopic(topology.Quorum), Policy: rig.Quickly(1),
@@ -324,7 +301,7 @@ func TestADelayedMessageTakesLevelsByHeaders(t *testing.T) {
 	})
 	pub := rig.NewPublisher(t, rig.OpenClient(t, f.url, strategy), f.url)
 	msg := message.NewMessage("id", []byte("later"))
-	msg.SetContext(delay.WithContext(msg.Context(), delay.For(700*time.Millisecond))) // three levels
+	msg.SetContext(delay.WithContext(msg.Context(), delay.For(700*time.Millisecond)))
 	begun := time.Now()
 	require.NoError(t, pub.Publish(r.Queue, msg))
 	require.Equal(t, "later by "+r.Queue, rig.Await(t, handled))

@@ -35,7 +35,7 @@ func Draw(t *rapid.T, slow bool) Program {
 		Delay:   rapid.SampledFrom([]int{50, 100, 200}).Draw(t, "delay"),
 		Retries: rapid.IntRange(1, 4).Draw(t, "retries"),
 	}
-	p.Via = p.Strategy != "levels" && rapid.Bool().Draw(t, "via")
+	p.Via = (p.Strategy == "perqueue" || p.Strategy == "shared") && rapid.Bool().Draw(t, "via")
 	p.Messages = rapid.SliceOfN(outcomes(5), 1, 5).Draw(t, "messages")
 	p.Steps = rapid.SliceOfN(rapid.Custom(func(t *rapid.T) Step {
 		actions := Quick

@@ -14,7 +14,7 @@ import (
 // that a printed program can be pasted into a test. Times are milliseconds.
 type Program struct {
 	Strategy string // perqueue, shared, perattempt or levels
-	Via      bool   // messages come by an exchange, and retries return by it; not with levels
+	Via      bool   // messages come by an exchange, and retries return by it; perqueue and shared
 	Classic  bool   // the source queue is classic, not quorum
 	Workers  int    // messages in progress at once
 
@@ -147,7 +147,7 @@ func (p Program) topology(queue, via string) topology.Strategy {
 	case "shared":
 		return topology.Shared{Prefix: queue + ".of", Via: vias}
 	case "perattempt":
-		return topology.PerAttempt{Prefix: queue + ".of", Via: vias}
+		return topology.PerAttempt{}
 	case "levels":
 		return topology.Levels{
 			Prefix: queue + ".of", Resolution: 50 * time.Millisecond, Max: 5 * time.Second,

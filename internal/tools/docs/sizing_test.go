@@ -54,21 +54,11 @@ func TestSizingCountsThePlans(t *testing.T) {
 			func(n, m int) parts { return parts{m + 1 + n, m + 2 + n*e, m + 1 + n*(1+2*e)} },
 		},
 		{
-			topology.Levels{Max: time.Hour, Via: via},
-			"`Levels` with `Via` of E exchanges, L levels | L + 1 + N | 2 × L + 1 + N × E | " +
-				"3 × L - 1 + N × (1 + 2 × E)",
-			func(n, _ int) parts { return parts{16 + 1 + n, 2*16 + 1 + n*e, 3*16 - 1 + n*(1+2*e)} },
-		},
-	}
-	for _, strategy := range []topology.Strategy{
-		topology.PerQueue{Via: via}, topology.PerAttempt{Via: via},
-	} {
-		rows = append(rows, sizing{
-			strategy,
-			"`PerQueue`, `PerAttempt` with `Via` of E exchanges | N × (M + 1) + 1 | N × (M + E) + 2 | " +
+			topology.PerQueue{Via: via},
+			"`PerQueue` with `Via` of E exchanges | N × (M + 1) + 1 | N × (M + E) + 2 | " +
 				"N × (M + 1 + 2 × E) + 1",
 			func(n, m int) parts { return parts{n*(m+1) + 1, n*(m+e) + 2, n*(m+1+2*e) + 1} },
-		})
+		},
 	}
 	for longest, l := range map[time.Duration]int{
 		0: 32, 24 * time.Hour: 20, time.Hour: 16, time.Minute: 10,

@@ -3,11 +3,9 @@ package discover
 import (
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -75,63 +73,6 @@ func (d *derivation) chain(back string, w *waitQueue, through map[string][]*wait
 	return c
 }
 
-// headersChain follows levels that route by headers upwards from level 0. Without an entry
-// exchange it is no such chain.
-func (d *derivation) headersChain(
-	back string, w *waitQueue, through map[string][]*waitQueue,
-) chain {
-	c := chain{waits: []*waitQueue{w}}
-	below := back
-	for level := 0; w != nil; level++ {
-		key := header.Level + strconv.Itoa(level)
-		var of string
-		for _, b := range d.into[w.name] {
-			switch {
-			case b.Header == key && b.Value == header.LevelFirst:
-				c.enter = b.Exchange
-				c.bindings = append(c.bindings, b)
-			case b.Header != "":
-			case of == "":
-				if of = d.levelBefore(b.Exchange, key, below, through); of != "" {
-					next := topology.Binding{
-						Exchange: of, Header: key, Value: header.LevelNext, ToExchange: b.Exchange,
-					}
-					c.exchanges = append(c.exchanges, b.Exchange, of)
-					c.bindings = append(c.bindings, b, next)
-				}
-			}
-		}
-		delay := 2 * w.delay
-		w = nil
-		for _, next := range through[of] {
-			if of != "" && next.delay == delay {
-				w = next
-				c.waits = append(c.waits, w)
-			}
-		}
-		below = of
-	}
-	return c
-}
-
-// levelBefore returns the headers exchange that leads to the exchange before the queue of a level
-// where the header of the level says so, and else to the exchange below.
-func (d *derivation) levelBefore(
-	in, key, below string, through map[string][]*waitQueue,
-) string {
-	for _, name := range slices.Sorted(maps.Keys(through)) {
-		if d.exchanges[name].Kind != "headers" || d.alternate(name) != below {
-			continue
-		}
-		for _, b := range d.from[name] {
-			if b.Header == key && b.Value == header.LevelNext && b.ToExchange == in {
-				return name
-			}
-		}
-	}
-	return ""
-}
-
 // level adds a chain to the plan of a main queue.
 func (d *derivation) level(
 	name, back string, end topology.Binding, c chain, shared bool,
@@ -140,12 +81,6 @@ func (d *derivation) level(
 	p.back(d, back)
 	p.returns("through exchange %q", back)
 	p.bind(end)
-	d.passes(p, c, strings.TrimPrefix(end.RoutingKey, "#."), shared)
-}
-
-// passes adds the levels of a chain to a plan. word is the end of the routing keys, empty if the
-// levels route by headers.
-func (d *derivation) passes(p *parts, c chain, word string, shared bool) {
 	for _, exchange := range c.exchanges {
 		p.exchange(d, exchange)
 	}
@@ -162,12 +97,12 @@ func (d *derivation) passes(p *parts, c chain, word string, shared bool) {
 	}
 	p.exchange(d, c.enter)
 	routes := topology.LevelRoutes{
-		Exchange: c.enter, Destination: word,
+		Exchange: c.enter, Destination: strings.TrimPrefix(end.RoutingKey, "#."),
 		Resolution: c.waits[0].delay, Levels: len(c.waits), Tolerance: defaultTolerance,
 	}
 	p.levels = append(p.levels, routes)
 	for _, w := range c.waits {
-		p.step(d, w, routeOf(p.main.Name, routes, w.delay), Levels, shared)
+		p.step(d, w, routeOf(routes, w.delay), Levels, shared)
 	}
 }
 
@@ -175,8 +110,8 @@ func (d *derivation) passes(p *parts, c chain, word string, shared bool) {
 const defaultTolerance = 0.01
 
 // routeOf returns the route of one level.
-func routeOf(queue string, routes topology.LevelRoutes, delay time.Duration) topology.Route {
-	plan := topology.Plan{Queue: queue, Levels: &routes}
+func routeOf(routes topology.LevelRoutes, delay time.Duration) topology.Route {
+	plan := topology.Plan{Levels: &routes}
 	route, _ := plan.Route(topology.Retry{Delay: delay}) // levels always have a route
 	return route
 }

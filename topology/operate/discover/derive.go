@@ -48,6 +48,8 @@ func (s *seen) derive() *derivation {
 			d.direct(w)
 		case !there:
 			d.orphan(w, "", "exchange %q, where its messages go, does not exist", w.exchange)
+		case d.isOlderLevel(w):
+			d.unclearWait(w, "as a level of an earlier version, by headers")
 		case w.fixed:
 			d.unclearWait(w, "with a routing key of its own")
 		default:
@@ -59,7 +61,7 @@ func (s *seen) derive() *derivation {
 		case "direct":
 			d.shared(exchange, through[exchange])
 		case "headers":
-			d.via(exchange, through[exchange], through)
+			d.via(exchange, through[exchange])
 		case "topic":
 			d.levels(exchange, through[exchange], through)
 		}
@@ -82,6 +84,14 @@ func (d *derivation) unclearWait(w *waitQueue, how string) {
 	d.placed[w.name] = true
 	d.tell("", "wait queue %q leads to exchange %q %s: the queue that its messages return to could "+
 		"not be derived", w.name, w.exchange, how)
+}
+
+// isOlderLevel reports whether messages come to a wait queue, or leave it, by the headers with which
+// levels before v0.1.0 returned through exchanges of the user.
+func (d *derivation) isOlderLevel(w *waitQueue) bool {
+	byLevel := func(b topology.Binding) bool { return strings.HasPrefix(b.Header, header.Level) }
+	return slices.ContainsFunc(d.into[w.name], byLevel) ||
+		slices.ContainsFunc(d.from[w.exchange], byLevel)
 }
 
 func (d *derivation) orphan(w *waitQueue, queue, format string, args ...any) {
@@ -187,9 +197,6 @@ func (d *derivation) enter(p *parts, w *waitQueue, key string, strategy Strategy
 	p.exchange(d, entry.Exchange)
 	p.bind(entry)
 	route := topology.Route{Exchange: entry.Exchange, RoutingKey: key, Delay: w.delay, Hops: 1}
-	if strategy == PerAttempt {
-		route.Attempt = attemptOf(p.main.Name, w)
-	}
 	p.step(d, w, route, strategy, shared)
 }
 
@@ -229,10 +236,8 @@ func (d *derivation) bound(exchange string, waits []*waitQueue, queues int) bool
 }
 
 // via reads a headers exchange by which messages return to their queue, or through exchanges of
-// the user. through has all wait queues by the exchange that they lead to.
-func (d *derivation) via(
-	exchange string, waits []*waitQueue, through map[string][]*waitQueue,
-) {
+// the user.
+func (d *derivation) via(exchange string, waits []*waitQueue) {
 	own, anchors := map[string]topology.Binding{}, map[string][]topology.Binding{}
 	for _, b := range d.from[exchange] {
 		switch {
@@ -242,22 +247,9 @@ func (d *derivation) via(
 			for _, behind := range d.from[b.ToExchange] {
 				anchors[behind.Queue] = append(anchors[behind.Queue], b)
 			}
-		case strings.HasPrefix(b.Header, header.Level):
-			return // a level, which headersChain follows
 		}
 	}
-	all := waits
-	waits = nil
-	var chains []chain
-	for _, w := range all {
-		if c := d.headersChain(exchange, w, through); c.enter != "" {
-			chains = append(chains, c)
-			all = slices.Concat(all, c.waits[1:])
-		} else {
-			waits = append(waits, w)
-		}
-	}
-	if !d.bound(exchange, all, len(own)) {
+	if !d.bound(exchange, waits, len(own)) {
 		return
 	}
 	names := slices.Sorted(maps.Keys(own))
@@ -285,9 +277,6 @@ func (d *derivation) via(
 			d.tell(name, "no exchange leads retries of queue %q, which return through %q, to another "+
 				"exchange: its plan has no Via", name, exchange)
 		}
-		for _, c := range chains {
-			d.passes(p, c, "", len(own) > 1)
-		}
 		for _, w := range byOwner[name] {
 			d.enter(p, w, name, owners[w.name].strategy, false)
 		}
@@ -308,9 +297,8 @@ type owner struct {
 	strategy Strategy
 }
 
-// owners says for each wait queue before a headers exchange which queue uses it. PerQueue,
-// PerAttempt and Shared differ in the names alone there, so a name must be of one strategy and of
-// no other.
+// owners says for each wait queue before a headers exchange which queue uses it. PerQueue and Shared
+// differ in the names alone there, so a name must be of one strategy and of no other.
 func (d *derivation) owners(
 	exchange string, waits []*waitQueue, own map[string]topology.Binding,
 ) map[string]owner {
@@ -324,20 +312,17 @@ func (d *derivation) owners(
 		if prefix != "" && strings.HasPrefix(w.name, prefix+".wait."+audit.DelayText(w.delay)) {
 			o.strategy = Shared
 		}
-		fits := func(strategy Strategy, separator string) {
-			for i := range w.name {
-				queue := w.name[:i]
-				if _, bound := own[queue]; !bound || !strings.HasPrefix(w.name[i:], separator) {
-					continue
-				}
-				if o.strategy != Unknown {
-					ambiguous = true
-				}
-				o = owner{queue: queue, strategy: strategy}
+		for i := range w.name {
+			queue := w.name[:i]
+			_, bound := own[queue]
+			if !bound || !strings.HasPrefix(w.name[i:], ".wait."+audit.DelayText(w.delay)+".") {
+				continue
 			}
+			if o.strategy != Unknown {
+				ambiguous = true
+			}
+			o = owner{queue: queue, strategy: PerQueue}
 		}
-		fits(PerQueue, ".wait."+audit.DelayText(w.delay)+".")
-		fits(PerAttempt, ".retry.")
 		if ambiguous {
 			o = owner{strategy: Unknown}
 		}

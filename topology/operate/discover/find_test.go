@@ -106,9 +106,6 @@ var strategies = map[string]topology.Strategy{
 	"perattempt":         topology.PerAttempt{},
 	"perattempt classic": topology.PerAttempt{Type: topology.Classic},
 	"perattempt series":  topology.PerAttempt{Delays: []time.Duration{5e9, 5e9, 1e9, 5e9}},
-	"perattempt via": topology.PerAttempt{
-		Delays: []time.Duration{5e9, 5e9}, Via: []string{exchangeOfUser},
-	},
 	"perattempt exchange": topology.PerAttempt{
 		ExchangeName: func(queue string) string { return "again " + queue },
 	},
@@ -119,14 +116,8 @@ var strategies = map[string]topology.Strategy{
 	"shared classic via": topology.Shared{
 		Type: topology.Classic, Via: []string{exchangeOfUser}, Prefix: "c",
 	},
-	"perqueue two vias":   topology.PerQueue{Via: []string{"amq.fanout", exchangeOfUser}},
-	"perattempt two vias": topology.PerAttempt{Via: []string{"amq.fanout", exchangeOfUser}},
-	"shared two vias":     topology.Shared{Via: []string{"amq.fanout", exchangeOfUser}},
-	"levels via":          topology.Levels{Max: time.Hour, Via: []string{exchangeOfUser}},
-	"levels classic two vias": topology.Levels{
-		Type: topology.Classic, Max: time.Minute, Prefix: "ours", Resolution: time.Second,
-		Via: []string{"amq.fanout", exchangeOfUser},
-	},
+	"perqueue two vias": topology.PerQueue{Via: []string{"amq.fanout", exchangeOfUser}},
+	"shared two vias":   topology.Shared{Via: []string{"amq.fanout", exchangeOfUser}},
 	"levels":            topology.Levels{Max: time.Hour},
 	"levels classic":    topology.Levels{Type: topology.Classic, Max: time.Hour, Prefix: "ours"},
 	"levels of seconds": topology.Levels{Resolution: time.Second, Max: time.Minute},

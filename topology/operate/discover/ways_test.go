@@ -2,6 +2,7 @@ package discover_test
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"time"
 
@@ -62,13 +63,37 @@ func olderWay(p place) {
 	require.Equal(p.t, []string{exchangeOfUser}, m.Vias)
 }
 
+// The levels of an earlier version that route by headers are told, and are in no plan.
+func olderLevels(p place) {
+	plan := p.provision("q", topology.PerQueue{Via: []string{exchangeOfUser}}, time.Second)
+	for i := range 2 {
+		level := fmt.Sprintf("millpond.level.%d.via", i)
+		q := topology.WaitQueue(level, 100*time.Millisecond<<i, topology.Route{
+			Exchange: []string{"millpond.via", "millpond.level.0.via"}[i],
+		})
+		rig.DeclareQueue(p.t, p.url, q.Name, q.Arguments)
+		rig.DeclareExchange(p.t, p.url, level+".in", "fanout")
+		rig.BindQueue(p.t, p.url, level, level+".in", "")
+	}
+	ch, first := testbroker.Channel(p.t, p.url), amqp.Table{header.Level + "0": "next"}
+	rig.DeclareExchange(p.t, p.url, "millpond.level.0.via", "headers")
+	require.NoError(p.t,
+		ch.ExchangeBind("millpond.level.0.via.in", "", "millpond.level.0.via", false, first))
+	v := p.find()
+	m, _ := v.Main("q")
+	requirePlan(p.t, plan, m.Plan)
+	require.Empty(p.t, v.Orphans)
+	told(p.t, v, "", `"millpond.level.0.via"`, "as a level of an earlier version")
+	told(p.t, v, "", `"millpond.level.1.via"`, "as a level of an earlier version")
+}
+
 // Each way back is told truly, and only the ways that there are.
 func severalWays(p place) {
 	const fanout = "amq.fanout"
 	for _, queue := range []string{"two", "both"} {
 		p.provision(queue, topology.PerQueue{Via: []string{exchangeOfUser}}, time.Second)
 	}
-	p.provision("two", topology.PerAttempt{Via: []string{fanout}, Prefix: "other"}, time.Minute)
+	p.provision("two", topology.PerQueue{Via: []string{fanout}, Prefix: "other"}, time.Minute)
 	p.provision("both", topology.PerQueue{}, time.Minute)
 	p.provision("both", topology.Shared{}, time.Hour)
 	p.provision("none", topology.PerQueue{}, time.Minute)
