@@ -233,7 +233,6 @@ func (p Plan) toConsumer() consumer.Waits {
 		w.Via = consumer.Via{
 			Exchanges: p.Via.Exchanges, Through: w.KeyKept, Older: p.Via.older(),
 		}
-		w.KeyKept = append(slices.Clone(w.KeyKept), slices.Sorted(maps.Keys(w.Via.Older))...)
 	}
 	return w
 }

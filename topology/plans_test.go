@@ -341,7 +341,7 @@ func TestReturnKeepsTheKeyOfItsExchange(t *testing.T) {
 		keys := map[string]string{"": "q", "others": "q", "millpond.return.others": "q", "events": "q"}
 		if plan.Via != nil {
 			keys["events"], keys["logs"], keys[plan.Via.Through] = "a.b", "a.b", "a.b"
-			keys["millpond.return.events"] = "a.b"
+			keys["millpond.return.events"], keys["millpond.level.3.via"] = "a.b", "a.b"
 		}
 		for from, want := range keys {
 			retry := topology.Retry{Delay: time.Second, Exchange: from, RoutingKey: "a.b"}

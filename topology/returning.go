@@ -78,7 +78,8 @@ func (p Plan) keepsKey(exchange string) bool {
 		return false
 	}
 	_, older := p.Via.older()[exchange]
-	return older || slices.Contains(p.Via.Exchanges, exchange) ||
+	return older || consumer.IsOlderLevel(exchange, p.Via.Through) ||
+		slices.Contains(p.Via.Exchanges, exchange) ||
 		slices.ContainsFunc(p.Queues, func(q Queue) bool {
 			return q.Delay > 0 && q.Arguments["x-dead-letter-exchange"] == exchange
 		})

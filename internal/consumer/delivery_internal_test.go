@@ -187,19 +187,23 @@ func TestWithoutRoomForTheHistoryItsValuesAreWritten(t *testing.T) {
 }
 
 // Given a message that comes from the levels of an earlier version, which routed by headers, then
-// neither the copy that waits nor the dead letter has these headers.
+// its next copy passes the exchange again, and neither it nor the dead letter has these headers.
 func TestHeadersOfOlderLevelsEndWithTheirWait(t *testing.T) {
 	t.Parallel()
 	for _, owner := range []string{"orders", "mail"} {
 		d := fuzzedDelivery(t, testWaits(Via{
 			Exchanges: []string{"events"}, Through: []string{"millpond.via"},
-		}), amqp.Delivery{Exchange: "millpond.via", RoutingKey: "a.b", Headers: amqp.Table{
+		}), amqp.Delivery{Exchange: "millpond.level.1.via", RoutingKey: "a.b", Headers: amqp.Table{
 			header.Queue: owner, header.Failures: "2", header.Via: ViaHeader(owner, "events"),
 			"millpond-level-2": "first", "millpond-level-0": "next", "tenant": "a",
 		}})
 		state := d.State
+		state.Failures++
 		_, waits, err := d.waiting(time.Now(), time.Second, &state)
 		require.NoError(t, err)
+		if owner == "orders" {
+			require.Equal(t, "through events orders", waits.Headers[header.Via])
+		}
 		dead, _ := d.dead("subscriber", d.State)
 		for _, msg := range []*amqp.Publishing{waits, dead} {
 			require.Equal(t, "a", msg.Headers["tenant"])

@@ -91,7 +91,18 @@ func (v *Via) header(d *delivery, failed, lastRound bool) string {
 // passedBy reports whether an exchange delivers messages of wait queues.
 func (v *Via) passedBy(exchange string) bool {
 	_, older := v.Older[exchange]
-	return older || slices.Contains(v.Through, exchange)
+	return older || slices.ContainsFunc(v.Through, func(through string) bool {
+		return exchange == through || IsOlderLevel(exchange, through)
+	})
+}
+
+// IsOlderLevel reports whether an exchange led from a level of Levels to the exchange through.
+// Before v0.1.0 Levels had a Via, with names such as millpond.level.0.via and millpond.via. Their
+// messages have the headers of today.
+func IsOlderLevel(exchange, through string) bool {
+	prefix, named := strings.CutSuffix(through, ".via")
+	return named && strings.HasPrefix(exchange, prefix+".level.") &&
+		strings.HasSuffix(exchange, ".via")
 }
 
 // origin returns the exchange that a message without retry state came from. A copy of a
@@ -103,6 +114,12 @@ func (v *Via) origin(exchange string, headers amqp.Table) string {
 	return exchange
 }
 
+// keepsKey reports whether an exchange is behind wait queues that leave the routing key to the
+// message.
+func (w *Waits) keepsKey(exchange string) bool {
+	return slices.Contains(w.KeyKept, exchange) || w.Via.passedBy(exchange)
+}
+
 // waited reports whether a delivery comes from a wait queue: it has passed an exchange behind wait
 // queues, or x-death names a wait queue last. A producer that knows the name may write that, too.
 func (w *Waits) waited(raw *amqp.Delivery) bool {
@@ -111,7 +128,7 @@ func (w *Waits) waited(raw *amqp.Delivery) bool {
 		newest, _ = deaths[0].(amqp.Table)
 	}
 	queue, _ := newest["queue"].(string)
-	return slices.Contains(w.KeyKept, raw.Exchange) || slices.Contains(w.Queues, queue)
+	return w.keepsKey(raw.Exchange) || slices.Contains(w.Queues, queue)
 }
 
 // changedKey returns the routing key that a message had while it waited, and whether it came
@@ -120,7 +137,7 @@ func (w *Waits) waited(raw *amqp.Delivery) bool {
 // no copy takes into a wait queue.
 func (s *Subscription) changedKey(raw *amqp.Delivery) (before string, changed bool) {
 	deaths, _ := raw.Headers["x-death"].([]any)
-	if len(deaths) == 0 || !slices.Contains(s.cfg.Waits.KeyKept, raw.Exchange) {
+	if len(deaths) == 0 || !s.cfg.Waits.keepsKey(raw.Exchange) {
 		return "", false
 	}
 	first, _ := deaths[len(deaths)-1].(amqp.Table) // the newest is in front

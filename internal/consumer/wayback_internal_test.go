@@ -48,6 +48,10 @@ func TestChangedKey(t *testing.T) {
 			exchange: "millpond.return.events", key: "a", deaths: []any{death("b")}, before: "b",
 			changed: true,
 		},
+		"an older level with Via": {
+			kept: []string{"millpond.via"}, exchange: "millpond.level.0.via", key: "a",
+			deaths: []any{death("b")}, before: "b", changed: true,
+		},
 		"a wait queue that sets the key": {exchange: "back", key: "fixed", deaths: []any{death("w")}},
 		"no x-death":                     {kept: shared, exchange: "millpond.return", key: "orders"},
 		"an x-death that is no list": {
@@ -77,7 +81,7 @@ func TestChangedKey(t *testing.T) {
 				Exchange: c.exchange, RoutingKey: c.key,
 				Headers: amqp.Table{"x-death": c.deaths},
 			}
-			s := &Subscription{cfg: Config{Waits: Waits{KeyKept: c.kept}}}
+			s := &Subscription{cfg: Config{Waits: Waits{KeyKept: c.kept, Via: Via{Through: c.kept}}}}
 			before, changed := s.changedKey(&raw)
 			require.Equal(t, c.before, before)
 			require.Equal(t, c.changed, changed)
@@ -98,21 +102,24 @@ func TestTheExchangeThatBroughtAMessage(t *testing.T) {
 		header     any
 		by, before string
 	}{
-		"at first":               {"events", nil, "events", ""},
-		"at first, forged":       {"events", "through a%20b orders", "events", ""},
-		"another exchange":       {"logs", "through events orders", "", ""},
-		"the default exchange":   {"", "through events orders", "", ""},
-		"back":                   {"millpond.via", ViaHeader("orders", "events"), "events", "through"},
-		"back by a level":        {"level.0", "kept events", "events", "kept"},
-		"names with spaces":      {"millpond.via", ViaHeader("my orders", "a b"), "a b", "through"},
-		"a percent sign":         {"millpond.via", ViaHeader("orders", "50%"), "50%", "through"},
-		"an exchange of no plan": {"millpond.via", "through logs orders", "", ""},
-		"a bad escape":           {"millpond.via", "through %zz orders", "", ""},
-		"an older header":        {"millpond.via", "through orders", "", ""},
-		"older":                  {"millpond.return.events", "through orders", "events", "through"},
-		"older, owed":            {"millpond.return.events", "owed", "events", "owed"},
-		"no header":              {"millpond.via", nil, "", ""},
-		"no text":                {"millpond.via", int32(1), "", ""},
+		"at first":                {"events", nil, "events", ""},
+		"at first, forged":        {"events", "through a%20b orders", "events", ""},
+		"another exchange":        {"logs", "through events orders", "", ""},
+		"the default exchange":    {"", "through events orders", "", ""},
+		"back":                    {"millpond.via", ViaHeader("orders", "events"), "events", "through"},
+		"back by a level":         {"level.0", "kept events", "events", "kept"},
+		"names with spaces":       {"millpond.via", ViaHeader("my orders", "a b"), "a b", "through"},
+		"a percent sign":          {"millpond.via", ViaHeader("orders", "50%"), "50%", "through"},
+		"an exchange of no plan":  {"millpond.via", "through logs orders", "", ""},
+		"a bad escape":            {"millpond.via", "through %zz orders", "", ""},
+		"an older header":         {"millpond.via", "through orders", "", ""},
+		"older":                   {"millpond.return.events", "through orders", "events", "through"},
+		"an older level":          {"millpond.level.2.50ms.via", "owed events", "events", "owed"},
+		"a level without Via":     {"millpond.level.2", "owed events", "", ""},
+		"an older level's prefix": {"shop.level.2.via", "owed events", "", ""},
+		"older, owed":             {"millpond.return.events", "owed", "events", "owed"},
+		"no header":               {"millpond.via", nil, "", ""},
+		"no text":                 {"millpond.via", int32(1), "", ""},
 	} {
 		by, before := via.brought(c.exchange, amqp.Table{"millpond-return": c.header})
 		require.Equal(t, c.by+", "+c.before, by+", "+before, name)

@@ -222,22 +222,23 @@ func TestSiblingsOfTwoExchangesDoNotMultiplyRetries(t *testing.T) {
 	}
 }
 
-// Given a message that waits in the queue of an earlier version, which had one return exchange for
-// each exchange of the user, then a service of today handles it as a message of that exchange. The
-// next copy has no header of a level.
-func TestWaitQueuesOfAnEarlierVersionDrain(t *testing.T) {
-	t.Parallel()
-	f := newFed(t)
-	events, prefix := f.exchanges["topic"], testbroker.Queue(t)
-	arrivals := make(chan string, 10)
-	r := rig.Start(t, rig.Config{
-		URL: f.url, Strategy: topology.PerQueue{Via: f.names(), Prefix: prefix},
-		Policy: rig.Quickly(5), Configure: f.onTopic(topology.Quorum),
+// older starts a service whose messages succeed at the fourth attempt and tells each arrival. A wait
+// queue of an earlier version, which leads to the exchange old, is before it: older returns the
+// exchange in front of that queue.
+func (f *fed) older(
+	strategy topology.Strategy, queue, name, old string, args amqp.Table,
+) (r *rig.Service, arrivals chan string, in string) {
+	t := f.t
+	t.Helper()
+	arrivals = make(chan string, 10)
+	r = rig.Start(t, rig.Config{
+		URL: f.url, Queue: queue, Strategy: strategy, Policy: rig.Quickly(5),
+		Configure: f.onTopic(topology.Quorum),
 		Handle: func(msg *message.Message) error {
 			raw, _ := topology.Received(msg.Context())
 			attempt := middleware.Attempt(msg.Context())
 			text := fmt.Sprintf("%d by %s %s", attempt, raw.Exchange, raw.RoutingKey)
-			if raw.Headers[header.Level+"2"] != nil || raw.Headers[header.Level+"0"] != nil {
+			if raw.Headers[header.Level+"1"] != nil {
 				text += " of a level"
 			}
 			arrivals <- text
@@ -247,31 +248,41 @@ func TestWaitQueuesOfAnEarlierVersionDrain(t *testing.T) {
 			return nil
 		},
 	})
-	ch, old := testbroker.Channel(t, f.url), prefix+".return."+events
-	stranded := amqp.Table{"alternate-exchange": prefix + ".stranded"}
-	require.NoError(t, ch.ExchangeDeclare(old, "headers", true, false, false, false, stranded))
+	ch := testbroker.Channel(t, f.url)
+	require.NoError(t, ch.ExchangeDeclare(old, "headers", true, false, false, false, args))
 	t.Cleanup(func() { _ = testbroker.Channel(t, f.url).ExchangeDelete(old, false, false) })
+	rig.DeclareQueue(t, f.url, name, amqp.Table{
+		"x-queue-type": "quorum", "x-message-ttl": int64(100), "x-dead-letter-exchange": old,
+		"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish",
+	})
+	t.Cleanup(func() { rig.DeleteQueue(t, f.url, name) })
+	in = name + ".in"
+	rig.DeclareExchange(t, f.url, in, "fanout")
+	require.NoError(t, ch.QueueBind(name, "", in, false, nil))
+	return r, arrivals, in
+}
+
+// Given a message that waits in the queue of an earlier version, which had one return exchange for
+// each exchange of the user, then a service of today handles it as a message of that exchange.
+func TestWaitQueuesOfAnEarlierVersionDrain(t *testing.T) {
+	t.Parallel()
+	f := newFed(t)
+	events, prefix, queue := f.exchanges["topic"], testbroker.Queue(t), testbroker.Queue(t)
+	old := prefix + ".return." + events
+	r, arrivals, in := f.older(topology.PerQueue{Via: f.names(), Prefix: prefix}, queue,
+		queue+".wait.100ms.to."+events, old, amqp.Table{"alternate-exchange": prefix + ".stranded"})
+	ch := testbroker.Channel(t, f.url)
 	require.NoError(t, ch.QueueBind(r.Queue, r.Queue, old, false,
 		amqp.Table{"x-match": "all", header.Queue: r.Queue}))
 	require.NoError(t, ch.ExchangeBind(r.Queue+".return."+events, r.Queue, old, false,
 		amqp.Table{"x-match": "all", header.Via: "through " + r.Queue}))
-	waits := r.Queue + ".wait.100ms.to." + events
-	rig.DeclareQueue(t, f.url, waits, amqp.Table{
-		"x-queue-type": "quorum", "x-message-ttl": int64(100), "x-dead-letter-exchange": old,
-		"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish",
-	})
-	t.Cleanup(func() { rig.DeleteQueue(t, f.url, waits) })
-	exchange := waits + ".in"
-	rig.DeclareExchange(t, f.url, exchange, "fanout")
-	require.NoError(t, ch.QueueBind(waits, "", exchange, false, nil))
 	for _, return_ := range []string{"through " + r.Queue, "owed", "kept"} {
 		msg := rig.Message("old")
 		msg.Headers = amqp.Table{
 			header.Queue: r.Queue, header.Failures: "2", header.Via: return_, header.Delay: "100ms",
-			header.Level + "2": "first", header.Level + "0": "next", // as levels with Via wrote them
 		}
-		rig.Publish(t, f.url, exchange, "order.created.eu", msg)
-		require.Equal(t, "3 by "+old+" order.created.eu of a level", rig.Await(t, arrivals))
+		rig.Publish(t, f.url, in, "order.created.eu", msg)
+		require.Equal(t, "3 by "+old+" order.created.eu", rig.Await(t, arrivals))
 		require.Equal(t, "4 by "+r.Plan.Via.Through+" order.created.eu", rig.Await(t, arrivals))
 		copies := 1
 		if strings.HasPrefix(return_, "through") {
@@ -281,6 +292,29 @@ func TestWaitQueuesOfAnEarlierVersionDrain(t *testing.T) {
 			require.Equal(t, "order.created.eu", rig.Take(t, f.url, f.siblings["topic"]).RoutingKey)
 		}
 		require.Equal(t, 0, testbroker.Depth(t, f.url, f.siblings["topic"]))
+	}
+}
+
+// Given a message that waits in a level of an earlier version, whose Levels had a Via and routed by
+// headers, then a service of today handles it as a message of its exchange, and the next copy has no
+// header of a level.
+func TestLevelsOfAnEarlierVersionDrain(t *testing.T) {
+	t.Parallel()
+	f := newFed(t)
+	prefix, queue := testbroker.Queue(t), testbroker.Queue(t)
+	old := prefix + ".level.0.via"
+	r, arrivals, in := f.older(topology.Shared{Via: f.names(), Prefix: prefix}, queue,
+		prefix+".level.1.via", old, amqp.Table{"alternate-exchange": prefix + ".via"})
+	msg := rig.Message("old")
+	msg.Headers = amqp.Table{
+		header.Queue: r.Queue, header.Failures: "2", header.Delay: "100ms", header.Level + "1": "first",
+		header.Via: "through " + f.exchanges["topic"] + " " + r.Queue,
+	}
+	rig.Publish(t, f.url, in, "order.created.eu", msg)
+	require.Equal(t, "3 by "+old+" order.created.eu of a level", rig.Await(t, arrivals))
+	require.Equal(t, "4 by "+r.Plan.Via.Through+" order.created.eu", rig.Await(t, arrivals))
+	for range 2 {
+		require.Equal(t, "order.created.eu", rig.Take(t, f.url, f.siblings["topic"]).RoutingKey)
 	}
 }
 
