@@ -489,6 +489,10 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"plan", "q", "--strategy", "magic"}, exitUsage, "delayed, inorder, levels, native"},
 		{[]string{"plan", "q", "--strategy", "native"}, exitUsage, "name the delays of the queue"},
 		{
+			[]string{"plan", "q", "--strategy", "levels", "--return-to", "x"}, exitUsage,
+			"only with perqueue and shared",
+		},
+		{
 			[]string{"plan", "q", "--strategy", "native", "--policy", "5s,30s,1m"},
 			exitUsage,
 			"delay 2 is 30s, but a queue that holds messages for 5s to 1m0s holds them for 10s then",

@@ -60,7 +60,7 @@ func Example_live() {
 		header.Snoozed, header.NotBefore, header.Error, header.ErrorClass, header.History,
 		header.OriginExchange, header.OriginRoutingKey, header.Deadline, header.DeadlineFrom,
 		header.Inner, header.Via, header.Interruptions, header.WaitingSince, header.Traceparent,
-		header.Priority, header.Publish, header.Key, header.Line,
+		header.Priority, header.Publish, header.Level + "0", header.Key, header.Line,
 	} {
 		fmt.Println(key)
 	}
@@ -87,6 +87,7 @@ func Example_live() {
 	// millpond-traceparent
 	// millpond-priority
 	// millpond-publish
+	// millpond-level-0
 	// millpond-key
 	// millpond-line
 	// timestamp arrival publish
