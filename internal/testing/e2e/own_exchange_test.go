@@ -222,9 +222,9 @@ func TestSiblingsOfTwoExchangesDoNotMultiplyRetries(t *testing.T) {
 	}
 }
 
-// older starts a service whose messages succeed at the fourth attempt and tells each arrival. A wait
-// queue of an earlier version, which leads to the exchange old, is before it: older returns the
-// exchange in front of that queue.
+// older starts a service whose messages succeed at the fourth attempt, and tells each arrival. It
+// declares a wait queue of an earlier version, which leads to the exchange old, and returns the
+// exchange in front of that queue, in.
 func (f *fed) older(
 	strategy topology.Strategy, queue, name, old string, args amqp.Table,
 ) (r *rig.Service, arrivals chan string, in string) {
@@ -295,9 +295,9 @@ func TestWaitQueuesOfAnEarlierVersionDrain(t *testing.T) {
 	}
 }
 
-// Given a message that waits in a level of an earlier version, whose Levels had a Via and routed by
-// headers, then a service of today handles it as a message of its exchange, and the next copy has no
-// header of a level.
+// Given a message that waits in a level of an earlier version, whose Levels had a Via and routed
+// by headers, then a service of today handles it as a message of its exchange, and the next copy
+// has no header of a level.
 func TestLevelsOfAnEarlierVersionDrain(t *testing.T) {
 	t.Parallel()
 	f := newFed(t)
@@ -318,8 +318,8 @@ func TestLevelsOfAnEarlierVersionDrain(t *testing.T) {
 	}
 }
 
-// Given a queue with a Via, when a new message is published to it with a delay, then it comes to its
-// queue alone.
+// Given a queue with a Via, when a new message is published to it with a delay, then it comes to
+// its queue alone.
 func TestADelayedMessageComesToItsQueueAlone(t *testing.T) {
 	t.Parallel()
 	f := newFed(t)

@@ -27,6 +27,7 @@
 //     Vhost.Unclaimed;
 //   - the queue that uses a wait queue with a name of its user's, where several have the same Via;
 //   - the Tolerance of Levels, and whether an integer argument was an int32: it is an int64;
+//   - the queues that use levels of a version before v0.1.0, which routed by headers;
 //   - the wait queues of a strategy that sets other arguments than topology.WaitQueue;
 //   - names that are not UTF-8, which JSON cannot hold.
 //

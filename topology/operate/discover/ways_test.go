@@ -2,7 +2,6 @@ package discover_test
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"time"
 
@@ -66,25 +65,27 @@ func olderWay(p place) {
 // The levels of an earlier version that route by headers are told, and are in no plan.
 func olderLevels(p place) {
 	plan := p.provision("q", topology.PerQueue{Via: []string{exchangeOfUser}}, time.Second)
-	for i := range 2 {
-		level := fmt.Sprintf("millpond.level.%d.via", i)
-		q := topology.WaitQueue(level, 100*time.Millisecond<<i, topology.Route{
-			Exchange: []string{"millpond.via", "millpond.level.0.via"}[i],
-		})
+	const enter, first, in = "millpond.level.enter.via", "millpond.level.0.via", "millpond.level.0.via.in"
+	const second = "millpond.level.1.via"
+	for level, to := range map[string]string{first: "millpond.via", second: first} {
+		q := topology.WaitQueue(level, 100*time.Millisecond, topology.Route{Exchange: to})
 		rig.DeclareQueue(p.t, p.url, q.Name, q.Arguments)
-		rig.DeclareExchange(p.t, p.url, level+".in", "fanout")
-		rig.BindQueue(p.t, p.url, level, level+".in", "")
 	}
-	ch, first := testbroker.Channel(p.t, p.url), amqp.Table{header.Level + "0": "next"}
-	rig.DeclareExchange(p.t, p.url, "millpond.level.0.via", "headers")
-	require.NoError(p.t,
-		ch.ExchangeBind("millpond.level.0.via.in", "", "millpond.level.0.via", false, first))
+	ch := testbroker.Channel(p.t, p.url)
+	require.NoError(p.t, ch.ExchangeDeclare(enter, "headers", true, false, false, false,
+		amqp.Table{"alternate-exchange": enter}))
+	rig.DeclareExchange(p.t, p.url, first, "headers")
+	rig.DeclareExchange(p.t, p.url, in, "fanout")
+	require.NoError(p.t, ch.QueueBind(first, "", in, false, nil))
+	require.NoError(p.t, ch.QueueBind(first, "", enter, false, amqp.Table{header.Level + "0": "first"}))
+	require.NoError(p.t, ch.ExchangeBind(in, "", first, false, amqp.Table{header.Level + "0": "next"}))
 	v := p.find()
 	m, _ := v.Main("q")
 	requirePlan(p.t, plan, m.Plan)
 	require.Empty(p.t, v.Orphans)
-	told(p.t, v, "", `"millpond.level.0.via"`, "as a level of an earlier version")
-	told(p.t, v, "", `"millpond.level.1.via"`, "as a level of an earlier version")
+	for _, level := range []string{first, second} {
+		told(p.t, v, "", `"`+level+`"`, "as a level of an earlier version")
+	}
 }
 
 // Each way back is told truly, and only the ways that there are.
@@ -93,7 +94,7 @@ func severalWays(p place) {
 	for _, queue := range []string{"two", "both"} {
 		p.provision(queue, topology.PerQueue{Via: []string{exchangeOfUser}}, time.Second)
 	}
-	p.provision("two", topology.PerQueue{Via: []string{fanout}, Prefix: "other"}, time.Minute)
+	p.provision("two", topology.Shared{Via: []string{fanout}, Prefix: "other"}, time.Minute)
 	p.provision("both", topology.PerQueue{}, time.Minute)
 	p.provision("both", topology.Shared{}, time.Hour)
 	p.provision("none", topology.PerQueue{}, time.Minute)
