@@ -86,8 +86,8 @@ func (d *derivation) unclearWait(w *waitQueue, how string) {
 		"not be derived", w.name, w.exchange, how)
 }
 
-// isOlderLevel reports whether messages come to a wait queue, or leave it, by the headers with which
-// levels before v0.1.0 returned through exchanges of the user.
+// isOlderLevel reports whether messages come to a wait queue, or leave it, by the headers with
+// which levels before v0.1.0 returned through exchanges of the user.
 func (d *derivation) isOlderLevel(w *waitQueue) bool {
 	byLevel := func(b topology.Binding) bool { return strings.HasPrefix(b.Header, header.Level) }
 	return slices.ContainsFunc(d.into[w.name], byLevel) ||
@@ -297,8 +297,8 @@ type owner struct {
 	strategy Strategy
 }
 
-// owners says for each wait queue before a headers exchange which queue uses it. PerQueue and Shared
-// differ in the names alone there, so a name must be of one strategy and of no other.
+// owners says for each wait queue before a headers exchange which queue uses it. PerQueue and
+// Shared differ in the names alone there, so a name must be of one strategy and of no other.
 func (d *derivation) owners(
 	exchange string, waits []*waitQueue, own map[string]topology.Binding,
 ) map[string]owner {

@@ -65,8 +65,9 @@ func olderWay(p place) {
 // The levels of an earlier version that route by headers are told, and are in no plan.
 func olderLevels(p place) {
 	plan := p.provision("q", topology.PerQueue{Via: []string{exchangeOfUser}}, time.Second)
-	const enter, first, in = "millpond.level.enter.via", "millpond.level.0.via", "millpond.level.0.via.in"
-	const second = "millpond.level.1.via"
+	const enter, in = "millpond.level.enter.via", "millpond.level.0.via.in"
+	const first, second = "millpond.level.0.via", "millpond.level.1.via"
+	level0 := func(value string) amqp.Table { return amqp.Table{header.Level + "0": value} }
 	for level, to := range map[string]string{first: "millpond.via", second: first} {
 		q := topology.WaitQueue(level, 100*time.Millisecond, topology.Route{Exchange: to})
 		rig.DeclareQueue(p.t, p.url, q.Name, q.Arguments)
@@ -77,8 +78,8 @@ func olderLevels(p place) {
 	rig.DeclareExchange(p.t, p.url, first, "headers")
 	rig.DeclareExchange(p.t, p.url, in, "fanout")
 	require.NoError(p.t, ch.QueueBind(first, "", in, false, nil))
-	require.NoError(p.t, ch.QueueBind(first, "", enter, false, amqp.Table{header.Level + "0": "first"}))
-	require.NoError(p.t, ch.ExchangeBind(in, "", first, false, amqp.Table{header.Level + "0": "next"}))
+	require.NoError(p.t, ch.QueueBind(first, "", enter, false, level0("first")))
+	require.NoError(p.t, ch.ExchangeBind(in, "", first, false, level0("next")))
 	v := p.find()
 	m, _ := v.Main("q")
 	requirePlan(p.t, plan, m.Plan)
