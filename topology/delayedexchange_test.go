@@ -31,7 +31,7 @@ func TestDelayedExchangeGivesAnyDelay(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, topology.Route{
 			Exchange: "millpond.delayed", RoutingKey: "orders", Delay: want,
-			Headers: amqp.Table{"x-delay": want.Milliseconds()},
+			Headers: amqp.Table{"x-delay": want.Milliseconds()}, Kept: true,
 		}, route, asked)
 	}
 	plan, err = topology.PlanFor(topology.DelayedExchange{}, "orders")

@@ -41,5 +41,5 @@ type Route struct {
 	Headers amqp.Table
 	// Kept says that the exchange itself keeps the message until its wait is over. Plan.Route sets
 	// it where the plan declares the exchange as x-delayed-message.
-	Kept bool
+	Kept bool `json:"-"`
 }
