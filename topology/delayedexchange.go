@@ -30,10 +30,16 @@ import (
 // policies: no delay grows by more than a twentieth or 100 ms. A delay over 49 days waits in
 // rounds.
 //
-// There is no Via, and no message is visible while it waits. The zero value is ready to use.
+// No message is visible while it waits. The zero value is ready to use.
 type DelayedExchange struct {
 	// Type of the stranded and dead-letter queues. Default: Quorum.
 	Type QueueType
+	// Via names exchanges of yours. A message that came by one of them passes it on its way back
+	// with its own routing key, so that the siblings of the queue get every retry, too; see
+	// the type Via. Queues with a Via share another exchange, <prefix>.delayed.via.
+	//
+	// Default: none, a message comes back to the one queue that failed it.
+	Via []string
 	// Prefix begins the name of everything shared: <prefix>.delayed, <prefix>.delayed.return,
 	// <prefix>.stranded. Default: millpond.
 	Prefix string
@@ -54,15 +60,19 @@ func (s DelayedExchange) Validate() error { return checkFields(s.Type, nil, nil,
 func (s DelayedExchange) Plan(queue string, delays []time.Duration) (Plan, error) {
 	p, steps := newPlanner(queue, append(delayedLadder(), delays...), nil, s.Type)
 	prefix := cmp.Or(s.Prefix, defaultPrefix)
-	delayed, back, stranded := prefix+".delayed", prefix+".delayed.return", prefix+".stranded"
+	back := p.wayBack(s.Via, prefix, s.Type)
+	delayed, through, stranded := prefix+".delayed"+back.suffix(), prefix+".delayed.return", prefix+".stranded"
 
 	// The plugin tells the broker of every message that it has no queue, so that an alternate
 	// exchange would get each one at once: this exchange names itself. The messages that find no
 	// queue when they are due are caught behind it.
-	p.exchange(Exchange{Name: stranded, Kind: "fanout"}, "stranded exchange")
-	p.exchange(Exchange{
-		Name: back, Kind: "direct", Arguments: amqp.Table{"alternate-exchange": stranded},
-	}, "return exchange")
+	if back.Via == nil {
+		p.exchange(Exchange{Name: stranded, Kind: "fanout"}, "stranded exchange")
+		p.exchange(Exchange{Name: through, Kind: "direct", Arguments: alternateTo(stranded)},
+			"return exchange")
+	} else {
+		through = back.Through
+	}
 	p.exchange(Exchange{Name: delayed, Kind: delayedKind, Arguments: amqp.Table{
 		"x-delayed-type": "fanout", "alternate-exchange": delayed,
 	}}, "delayed exchange")
@@ -74,9 +84,12 @@ func (s DelayedExchange) Plan(queue string, delays []time.Duration) (Plan, error
 			})
 		}
 	}
-	p.strandedQueue(stranded, s.Type)
-	p.bindExchange(delayed, "", back)
-	p.bind(back, queue, queue)
+	if back.Via == nil {
+		p.strandedQueue(stranded, s.Type)
+		p.bind(through, queue, queue)
+	}
+	p.bindExchange(delayed, "", through)
+	p.bindBack(back)
 	p.deadLetters(s.Dead, s.Type)
 	return p.finish()
 }

@@ -80,6 +80,7 @@ func (p Plan) keepsKey(exchange string) bool {
 	_, older := p.Via.older()[exchange]
 	return older || consumer.IsOlderLevel(exchange, p.Via.Through) ||
 		slices.Contains(p.Via.Exchanges, exchange) ||
+		slices.Contains(p.delayingExchanges(), exchange) ||
 		slices.ContainsFunc(p.Queues, func(q Queue) bool {
 			return q.Delay > 0 && q.Arguments["x-dead-letter-exchange"] == exchange
 		})

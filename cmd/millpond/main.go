@@ -191,7 +191,9 @@ var strategies = map[string]func(w waits) (topology.Strategy, error){
 		return topology.Levels{Type: w.kind, Prefix: w.prefix, Dead: w.dead}, nil
 	},
 	"delayed": func(w waits) (topology.Strategy, error) {
-		return topology.DelayedExchange{Type: w.kind, Prefix: w.prefix, Dead: w.dead}, nil
+		return topology.DelayedExchange{
+			Type: w.kind, Prefix: w.prefix, Via: w.returnTo, Dead: w.dead,
+		}, nil
 	},
 	nativeStrategy:  nativeOf,
 	inOrderStrategy: inOrderOf,
@@ -201,7 +203,7 @@ var strategies = map[string]func(w waits) (topology.Strategy, error){
 }
 
 // returning are the strategies with --return-to.
-var returning = []string{"perqueue", "shared"}
+var returning = []string{"perqueue", "shared", "delayed"}
 
 func strategyNames() string { return strings.Join(slices.Sorted(maps.Keys(strategies)), ", ") }
 
@@ -259,7 +261,7 @@ func (a app) strategy(c *cli.Command, delays backoff.List) (topology.Strategy, e
 	}
 	if len(w.returnTo) > 0 && !slices.Contains(returning, name) {
 		return nil, usage("--%s: with %s, messages return through no exchange of yours, only with %s",
-			flagReturnTo, name, strings.Join(returning, " and "))
+			flagReturnTo, name, strings.Join(returning, ", "))
 	}
 	if dlq := c.String(flagDLQ); dlq != "" {
 		if dlq == strandedQueue(c) {

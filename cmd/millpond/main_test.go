@@ -490,7 +490,7 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"plan", "q", "--strategy", "native"}, exitUsage, "name the delays of the queue"},
 		{
 			[]string{"plan", "q", "--strategy", "levels", "--return-to", "x"}, exitUsage,
-			"only with perqueue and shared",
+			"only with perqueue, shared, delayed",
 		},
 		{
 			[]string{"plan", "q", "--strategy", "native", "--policy", "5s,30s,1m"},
