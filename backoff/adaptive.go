@@ -1,7 +1,6 @@
 package backoff
 
 import (
-	"fmt"
 	"math"
 	"time"
 )
@@ -100,16 +99,6 @@ func (p Adaptive) rounded(exact float64) float64 {
 	return min(math.Ldexp(least, int(min(doublings, 64))), p.most())
 }
 
-// factors are the possible factors: Least, doubled up to Most.
-func (p Adaptive) factors() []float64 {
-	most := p.most()
-	var factors []float64
-	for factor := p.least(); factor < most; factor *= 2 {
-		factors = append(factors, factor)
-	}
-	return append(factors, most)
-}
-
 // least is the smallest factor, also if Least is invalid.
 func (p Adaptive) least() float64 {
 	if !(p.Least > 0) {
@@ -139,68 +128,41 @@ func scaled(d time.Duration, factor float64) time.Duration {
 	return clamp(wholeMilliseconds(time.Duration(exact)))
 }
 
-// Validate returns an error for every invalid field, and the errors of Policy.
-func (p Adaptive) Validate() error {
-	found := problems{name: "backoff.Adaptive"}
-	if isNil(p.Health) {
-		found.add("Health is nil: use Recent of an adaptive.Health, which package " +
-			"middleware/adaptive has, or Policy without backoff.Adaptive")
+func (p Adaptive) describe() description {
+	return description{
+		name:  "backoff.Adaptive",
+		parts: wrapped(p.Policy),
+		check: func(found *problems) {
+			if isNil(p.Health) {
+				found.add("Health is nil: use Recent of an adaptive.Health, which package " +
+					"middleware/adaptive has, or Policy without backoff.Adaptive")
+			}
+			// Also NaN.
+			if p.Least != 0 && !(p.Least >= leastLeast && p.Least <= 1) {
+				found.add("Least %v is not from %v to 1: use 0 for %v", p.Least, leastLeast, defaultLeast)
+			}
+			if p.Most != 0 && !(p.Most >= 1 && p.Most <= mostMost) {
+				found.add("Most %v is not from 1 to %v: use 0 for %v", p.Most, mostMost, defaultMost)
+			}
+		},
+		within: func(b bounds) bounds {
+			if b.longest > 0 { // Least may make a longer delay as short
+				b.longest = scaled(b.longest, 1/p.least())
+			}
+			return b.of(p.Policy)
+		},
+		each: func(d time.Duration) (delays []time.Duration) {
+			for factor := p.least(); factor < p.most(); factor *= 2 {
+				delays = append(delays, scaled(d, factor))
+			}
+			return append(delays, scaled(d, p.most()))
+		},
+		fewer: "a smaller Most needs fewer",
 	}
-	// Also NaN.
-	if p.Least != 0 && !(p.Least >= leastLeast && p.Least <= 1) {
-		found.add("Least %v is not from %v to 1: use 0 for %v", p.Least, leastLeast, defaultLeast)
-	}
-	if p.Most != 0 && !(p.Most >= 1 && p.Most <= mostMost) {
-		found.add("Most %v is not from 1 to %v: use 0 for %v", p.Most, mostMost, defaultMost)
-	}
-	found.inner(p.Policy)
-	return found.join()
-}
-
-// CheckEnd returns CheckEnd of Policy: an Adaptive adds no end.
-func (p Adaptive) CheckEnd() error { return CheckEnd(p.Policy) }
-
-// Delays returns every delay of Policy multiplied by every factor, or nil if Policy lists none:
-// 500ms 1s 2s 4s 8s for 1s.
-func (p Adaptive) Delays() []time.Duration {
-	inner, known := Delays(p.Policy)
-	if !known {
-		return nil
-	}
-	delays := []time.Duration{}
-	for _, d := range inner {
-		for _, factor := range p.factors() {
-			delays = append(delays, scaled(d, factor))
-		}
-	}
-	return delays
-}
-
-// Remarks returns the number of wait queues, and the remarks on Policy.
-func (p Adaptive) Remarks() []string {
-	var remarks []string
-	inner, _ := Delays(p.Policy)
-	if all, _ := Delays(p); len(all) > len(inner) {
-		remarks = append(remarks, fmt.Sprintf("backoff.Adaptive: topology.PerQueue and "+
-			"topology.Shared need up to %d wait queues instead of %d; a smaller Most needs fewer",
-			len(all), len(inner)))
-	}
-	return append(remarks, Remarks(p.Policy)...)
 }
 
 func (p Adaptive) about() facts {
-	known := factsOf(p.Policy)
-	known.countOnly = false
+	known := factsOf(p.Policy).varied()
+	known.steps = true
 	return known
-}
-
-// lower keeps the delays of Policy that Least makes shorter than limit.
-func (p Adaptive) lower(limit time.Duration) Policy {
-	p.Policy = lower(p.Policy, scaled(limit, 1/p.least()))
-	return p
-}
-
-func (p Adaptive) limited(retries int) (Policy, bool) {
-	p.Policy = Limit{Policy: p.Policy, Retries: retries}
-	return p, true
 }

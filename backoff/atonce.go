@@ -35,26 +35,24 @@ func (p AtOnce) Delay(f Failure) (wait time.Duration, retry bool) {
 	return clamp(wait), true
 }
 
-// Validate returns an error for every invalid field, and the errors of Policy.
-func (p AtOnce) Validate() error {
-	found := problems{name: "backoff.AtOnce"}
-	if factsOf(p.Policy).atOnce {
-		found.add("Policy begins without a delay itself, and only the first retry may: use Policy " +
-			"without backoff.AtOnce")
+func (p AtOnce) describe() description {
+	return description{
+		name:  "backoff.AtOnce",
+		parts: wrapped(p.Policy),
+		check: func(found *problems) {
+			if factsOf(p.Policy).atOnce {
+				found.add("Policy begins without a delay itself, and only the first retry may: use " +
+					"Policy without backoff.AtOnce")
+			}
+		},
+		within: func(b bounds) bounds {
+			if b.retries < unlimited {
+				b.retries--
+			}
+			return b
+		},
 	}
-	found.inner(p.Policy)
-	return found.join()
 }
-
-// CheckEnd returns CheckEnd of Policy: AtOnce adds no end.
-func (p AtOnce) CheckEnd() error { return CheckEnd(p.Policy) }
-
-// Delays returns the delays of Policy, or nil if Policy lists none. The first retry needs no wait
-// queue.
-func (p AtOnce) Delays() []time.Duration { return listed(p.Policy) }
-
-// Remarks returns the remarks on Policy.
-func (p AtOnce) Remarks() []string { return Remarks(p.Policy) }
 
 func (p AtOnce) about() facts {
 	known := factsOf(p.Policy)
@@ -64,20 +62,6 @@ func (p AtOnce) about() facts {
 	}
 	known.atOnce = true
 	return known
-}
-
-func (p AtOnce) lower(limit time.Duration) Policy {
-	p.Policy = lower(p.Policy, limit)
-	return p
-}
-
-func (p AtOnce) limited(retries int) (Policy, bool) {
-	within, is := limited(p.Policy, retries-1)
-	if !is {
-		return p, false
-	}
-	p.Policy = within
-	return p, true
 }
 
 // oneMore is n+1, but at most the greatest int.

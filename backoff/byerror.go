@@ -3,7 +3,6 @@ package backoff
 import (
 	"errors"
 	"fmt"
-	"iter"
 	"math"
 	"time"
 )
@@ -63,82 +62,31 @@ func (p ByError) choose(err error) Policy {
 	return p.Default
 }
 
-// Validate returns an error for everything that is nil, joined with the errors of
-// every policy. Each line names its case by the index from 0. It calls no Match.
-func (p ByError) Validate() error {
-	found := problems{name: "backoff.ByError"}
+func (p ByError) describe() description {
+	const name = "backoff.ByError"
+	d := description{name: name, within: func(bounds) bounds { return unbounded }}
 	for i, c := range p.Cases {
+		in := part{policy: c.Policy, where: fmt.Sprintf("%s: case [%d]: ", name, i)}
 		if c.Match == nil {
-			found.add("%s: Match is nil: use backoff.Is with an error, backoff.As "+
-				"or a func of your own", caseName(i))
+			in.problem = "Match is nil: use backoff.Is with an error, backoff.As or a func of your own"
 		}
-		found.part(caseName(i), Validate(c.Policy))
+		d.parts = append(d.parts, in)
 	}
-	found.part(defaultName, Validate(p.Default))
-	return found.join()
-}
-
-// CheckEnd returns an error that wraps [ErrNoEnd] unless every case and Default
-// ends. It joins their errors, each line with its case.
-func (p ByError) CheckEnd() error {
-	found := problems{name: "backoff.ByError"}
-	for name, policy := range p.policies() {
-		found.part(name, CheckEnd(policy))
-	}
-	return found.join()
-}
-
-// Delays returns the delays of every case and of Default, or nil if one of them lists none.
-func (p ByError) Delays() []time.Duration {
-	delays := []time.Duration{}
-	for _, policy := range p.policies() {
-		some, known := Delays(policy)
-		if !known {
-			return nil
-		}
-		delays = append(delays, some...)
-	}
-	return delays
-}
-
-// Remarks returns the remarks on every case and on Default, each with its case.
-func (p ByError) Remarks() []string {
-	var remarks []string
-	for name, policy := range p.policies() {
-		for _, remark := range Remarks(policy) {
-			remarks = append(remarks, "backoff.ByError: "+name+": "+remark)
-		}
-	}
-	return remarks
+	d.parts = append(d.parts, part{policy: p.Default, where: name + ": Default: "})
+	return d
 }
 
 // about counts a ByError without cases like any other.
 func (p ByError) about() facts {
-	known := factsOf(p.Default)
+	known := factsOf(p.Default).varied()
 	for _, c := range p.Cases {
 		one := factsOf(c.Policy)
 		known.retries, known.ends = max(known.retries, one.retries), known.ends && one.ends
 		known.drawn, known.atOnce = known.drawn || one.drawn, known.atOnce || one.atOnce
 	}
-	known.countOnly, known.matches = false, math.MaxInt
+	known.matches = math.MaxInt
 	return known
 }
-
-// policies are the policies of the cases and Default, by name.
-func (p ByError) policies() iter.Seq2[string, Policy] {
-	return func(yield func(string, Policy) bool) {
-		for i, c := range p.Cases {
-			if !yield(caseName(i), c.Policy) {
-				return
-			}
-		}
-		yield(defaultName, p.Default)
-	}
-}
-
-const defaultName = "Default"
-
-func caseName(index int) string { return fmt.Sprintf("case [%d]", index) }
 
 // Is returns a Match for a [Case] that is true for target and for every error that
 // wraps it, in the sense of [errors.Is]. For a nil target, a sentinel that was

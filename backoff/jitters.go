@@ -1,7 +1,6 @@
 package backoff
 
 import (
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"time"
@@ -12,6 +11,8 @@ const (
 	defaultSteps = 4
 	// maxSteps bounds WaitSteps, because each is a queue.
 	maxSteps = 100
+
+	fewerSteps = "WaitSteps sets the number for each delay"
 )
 
 // FullJitter is a policy that waits any time up to the delay of another, so that
@@ -42,32 +43,9 @@ type FullJitter struct {
 // Delay returns a wait between 1 ms and the delay of Policy.
 func (p FullJitter) Delay(f Failure) (wait time.Duration, retry bool) { return p.jitter().delay(f) }
 
-// Validate returns an error for every invalid field, and the errors of Policy.
-func (p FullJitter) Validate() error {
-	return p.jitter().validate(&problems{name: "backoff.FullJitter"})
-}
-
-// CheckEnd returns CheckEnd of Policy.
-func (p FullJitter) CheckEnd() error { return CheckEnd(p.Policy) }
-
-// Delays returns the wait steps of every delay of Policy, or nil if Policy lists
-// none: 250ms 500ms 750ms 1s 1.5s 2s for 1s and 2s. No delay is above the longest.
-func (p FullJitter) Delays() []time.Duration { return p.jitter().delays() }
-
-// Remarks returns the number of wait queues, a warning of a Seed, and the remarks on Policy.
-func (p FullJitter) Remarks() []string { return p.jitter().remarks("backoff.FullJitter", p) }
+func (p FullJitter) describe() description { return p.jitter().describe("backoff.FullJitter") }
 
 func (p FullJitter) about() facts { return p.jitter().about() }
-
-func (p FullJitter) lower(limit time.Duration) Policy {
-	p.Policy = lower(p.Policy, limit)
-	return p
-}
-
-func (p FullJitter) limited(retries int) (Policy, bool) {
-	p.Policy = Limit{Policy: p.Policy, Retries: retries}
-	return p, true
-}
 
 func (p FullJitter) jitter() jitter {
 	return jitter{p.Policy, p.WaitSteps, p.Seed, func(d time.Duration) (low, high time.Duration) {
@@ -104,32 +82,9 @@ func (p EqualJitter) Delay(f Failure) (wait time.Duration, retry bool) {
 	return p.jitter().delay(f)
 }
 
-// Validate returns an error for every invalid field, and the errors of Policy.
-func (p EqualJitter) Validate() error {
-	return p.jitter().validate(&problems{name: "backoff.EqualJitter"})
-}
-
-// CheckEnd returns CheckEnd of Policy.
-func (p EqualJitter) CheckEnd() error { return CheckEnd(p.Policy) }
-
-// Delays returns the wait steps of every delay of Policy, or nil if Policy lists none: 625ms 750ms
-// 875ms 1s 1.25s 1.5s 1.75s 2s for 1s and 2s. No delay is above the longest.
-func (p EqualJitter) Delays() []time.Duration { return p.jitter().delays() }
-
-// Remarks returns the number of wait queues, a warning of a Seed, and the remarks on Policy.
-func (p EqualJitter) Remarks() []string { return p.jitter().remarks("backoff.EqualJitter", p) }
+func (p EqualJitter) describe() description { return p.jitter().describe("backoff.EqualJitter") }
 
 func (p EqualJitter) about() facts { return p.jitter().about() }
-
-func (p EqualJitter) lower(limit time.Duration) Policy {
-	p.Policy = lower(p.Policy, limit)
-	return p
-}
-
-func (p EqualJitter) limited(retries int) (Policy, bool) {
-	p.Policy = Limit{Policy: p.Policy, Retries: retries}
-	return p, true
-}
 
 func (p EqualJitter) jitter() jitter {
 	return jitter{p.Policy, p.WaitSteps, p.Seed, func(d time.Duration) (low, high time.Duration) {
@@ -170,38 +125,20 @@ func (p BoundedJitter) Delay(f Failure) (wait time.Duration, retry bool) {
 	return p.jitter().delay(f)
 }
 
-// Validate returns an error for every invalid field, and the errors of Policy.
-func (p BoundedJitter) Validate() error {
-	found := problems{name: "backoff.BoundedJitter"}
-	if !(p.Extra > 0) || math.IsInf(p.Extra, 0) {
-		found.add("Extra %v is not positive and finite: use 0.2 for up to a fifth more, "+
-			"Policy without backoff.BoundedJitter for no jitter", p.Extra)
+func (p BoundedJitter) describe() description {
+	d := p.jitter().describe("backoff.BoundedJitter")
+	steps := d.check
+	d.check = func(found *problems) {
+		if !(p.Extra > 0) || math.IsInf(p.Extra, 0) {
+			found.add("Extra %v is not positive and finite: use 0.2 for up to a fifth more, "+
+				"Policy without backoff.BoundedJitter for no jitter", p.Extra)
+		}
+		steps(found)
 	}
-	return p.jitter().validate(&found)
+	return d
 }
-
-// CheckEnd returns CheckEnd of Policy.
-func (p BoundedJitter) CheckEnd() error { return CheckEnd(p.Policy) }
-
-// Delays returns the wait steps of every delay of Policy, or nil if Policy lists
-// none: 1.05s 1.1s 1.15s 1.2s for 1s and an Extra of 0.2. No delay is above the
-// longest.
-func (p BoundedJitter) Delays() []time.Duration { return p.jitter().delays() }
-
-// Remarks returns the number of wait queues, a warning of a Seed, and the remarks on Policy.
-func (p BoundedJitter) Remarks() []string { return p.jitter().remarks("backoff.BoundedJitter", p) }
 
 func (p BoundedJitter) about() facts { return p.jitter().about() }
-
-func (p BoundedJitter) lower(limit time.Duration) Policy {
-	p.Policy = lower(p.Policy, limit)
-	return p
-}
-
-func (p BoundedJitter) limited(retries int) (Policy, bool) {
-	p.Policy = Limit{Policy: p.Policy, Retries: retries}
-	return p, true
-}
 
 func (p BoundedJitter) jitter() jitter {
 	return jitter{p.Policy, p.WaitSteps, p.Seed, func(d time.Duration) (low, high time.Duration) {
@@ -278,61 +215,29 @@ func (p DecorrelatedJitter) bound(count int) time.Duration {
 	return tripling.at(min(count, 1000) + 1)
 }
 
-// Validate returns an error for every invalid field.
-func (p DecorrelatedJitter) Validate() error {
-	found := problems{name: "backoff.DecorrelatedJitter"}
-	found.delay("Initial", p.Initial)
-	found.limit(p.Max, p.Initial)
-	found.retries(p.Retries)
-	found.steps(p.WaitSteps)
-	return found.join()
-}
-
-// CheckEnd returns an error that wraps [ErrNoEnd] if Retries is 0.
-func (p DecorrelatedJitter) CheckEnd() error {
-	return checkRetries("backoff.DecorrelatedJitter", p.Retries)
-}
-
-// Delays returns the wait steps of every step from Initial to the longest delay if
-// Retries or Max bounds it, else nil. No delay is above the longest.
-func (p DecorrelatedJitter) Delays() []time.Duration {
-	bounds := distinct(p.Retries, p.Max > 0, p.bound)
-	if bounds == nil {
-		return nil
-	}
-	delays, low := []time.Duration{}, p.shortest()
-	for _, high := range bounds {
-		delays = append(delays, spread(low, high, p.WaitSteps)...)
-		low = high
-	}
-	return delays
-}
-
-// Remarks returns the number of wait queues, a warning of a Seed, and whether the
-// delays may reach [MaxDelay] without a Max.
-func (p DecorrelatedJitter) Remarks() []string {
+func (p DecorrelatedJitter) describe() description {
 	const name = "backoff.DecorrelatedJitter"
-	remarks := drawingRemarks(name, p.Seed, len(distinct(p.Retries, p.Max > 0, p.bound)), p)
-	return append(remarks, saturation(name, p.Max, p.Retries, p.bound)...)
+	longest := series{p.Initial, p.Max, p.Retries, p.Max > 0, p.bound}
+	d := longest.describe(name, func(*problems) {})
+	growth := d.check
+	d.check = func(found *problems) {
+		growth(found)
+		found.steps(p.WaitSteps)
+	}
+	d.each = func(high time.Duration) []time.Duration {
+		low := min(p.shortest(), high)
+		for count := 1; p.bound(count) < high; count++ {
+			low = p.bound(count)
+		}
+		return spread(low, high, p.WaitSteps)
+	}
+	d.seed, d.fewer = p.Seed, fewerSteps
+	d.remarks = func(b bounds) []string { return longest.within(b).saturation(name) }
+	return d
 }
 
 func (p DecorrelatedJitter) about() facts {
-	return facts{retries: p.Retries, ends: p.Retries > 0, drawn: true}
-}
-
-func (p DecorrelatedJitter) lower(limit time.Duration) Policy {
-	p.Max = min(ceiling(p.Max), limit)
-	return p
-}
-
-func (p DecorrelatedJitter) limited(retries int) (Policy, bool) {
-	if retries <= 0 {
-		return p, false
-	}
-	if p.Retries == 0 || p.Retries > retries {
-		p.Retries = retries
-	}
-	return p, true
+	return facts{retries: p.Retries, ends: p.Retries > 0, drawn: true, steps: true}
 }
 
 // jitter is the part of the policies that draw around the delays of another.
@@ -352,50 +257,25 @@ func (j jitter) delay(f Failure) (wait time.Duration, retry bool) {
 	return draw(j.seed, max(f.Count, 1), low, high), true
 }
 
-func (j jitter) validate(found *problems) error {
-	found.steps(j.steps)
-	found.inner(j.policy)
-	return found.join()
-}
-
-// delays returns the wait steps of every delay that the policy lists.
-func (j jitter) delays() []time.Duration {
-	inner, known := Delays(j.policy)
-	if !known {
-		return nil
+func (j jitter) describe(name string) description {
+	return description{
+		name:   name,
+		parts:  wrapped(j.policy),
+		check:  func(found *problems) { found.steps(j.steps) },
+		within: func(b bounds) bounds { return b.of(j.policy) },
+		each: func(d time.Duration) []time.Duration {
+			low, high := j.around(d)
+			return spread(low, high, j.steps)
+		},
+		seed:  j.seed,
+		fewer: fewerSteps,
 	}
-	delays := []time.Duration{}
-	for _, d := range inner {
-		low, high := j.around(d)
-		delays = append(delays, spread(low, high, j.steps)...)
-	}
-	return delays
-}
-
-func (j jitter) remarks(name string, p Policy) []string {
-	return append(drawingRemarks(name, j.seed, len(listed(j.policy)), p), Remarks(j.policy)...)
 }
 
 func (j jitter) about() facts {
-	known := factsOf(j.policy)
-	known.countOnly, known.drawn = false, true
+	known := factsOf(j.policy).varied()
+	known.drawn, known.steps = true, true
 	return known
-}
-
-// drawingRemarks remarks on a Seed, and on the wait queues of p, which draws
-// around this many delays.
-func drawingRemarks(name string, seed uint64, delays int, p Policy) []string {
-	var remarks []string
-	if seed != 0 {
-		remarks = append(remarks, fmt.Sprintf("%s: Seed %d draws the same delays for every message; "+
-			"use 0 outside of tests", name, seed))
-	}
-	if steps, _ := Delays(p); len(steps) > delays {
-		remarks = append(remarks, fmt.Sprintf("%s: topology.PerQueue and topology.Shared need up to "+
-			"%d wait queues instead of %d; WaitSteps sets the number for each delay",
-			name, len(steps), delays))
-	}
-	return remarks
 }
 
 // draw returns a whole number of milliseconds, rounded up, above low and at most high; all are

@@ -13,11 +13,7 @@ type None struct{}
 // Delay returns no retry.
 func (None) Delay(Failure) (wait time.Duration, retry bool) { return 0, false }
 
-// CheckEnd returns nil: there is no retry.
-func (None) CheckEnd() error { return nil }
-
-// Delays returns an empty slice: there is no retry.
-func (None) Delays() []time.Duration { return []time.Duration{} }
+func (None) describe() description { return description{ends: true} }
 
 func (None) about() facts { return facts{ends: true, countOnly: true} }
 
@@ -41,33 +37,32 @@ func (p List) Delay(f Failure) (wait time.Duration, retry bool) {
 	return bounded(count, p[count-1]), true
 }
 
-// Validate returns an error for every invalid entry, by its index from 0.
-func (p List) Validate() error {
-	found := problems{name: "backoff.List"}
-	for i, d := range p {
-		if i > 0 || d != 0 {
-			found.delay(fmt.Sprintf("entry [%d]", i), d)
-		}
+func (p List) describe() description {
+	return description{
+		name: "backoff.List",
+		ends: true,
+		check: func(found *problems) {
+			for i, d := range p {
+				if i > 0 || d != 0 {
+					found.delay(fmt.Sprintf("entry [%d]", i), d)
+				}
+			}
+		},
+		list: func(b bounds) []time.Duration {
+			delays := append([]time.Duration{}, p[:min(len(p), b.retries)]...)
+			if p.atOnce() {
+				delays = delays[1:]
+			}
+			return delays
+		},
 	}
-	return found.join()
-}
-
-// CheckEnd returns nil: a List ends after its last entry.
-func (p List) CheckEnd() error { return nil }
-
-// Delays returns a copy of the entries, without a first entry of 0.
-func (p List) Delays() []time.Duration {
-	if len(p) > 0 && p[0] == 0 {
-		p = p[1:]
-	}
-	return append([]time.Duration{}, p...)
 }
 
 func (p List) about() facts {
-	return facts{
-		retries: len(p), ends: true, countOnly: true, atOnce: len(p) > 0 && p[0] == 0,
-	}
+	return facts{retries: len(p), ends: true, countOnly: true, atOnce: p.atOnce()}
 }
+
+func (p List) atOnce() bool { return len(p) > 0 && p[0] == 0 }
 
 // Constant is a policy that always waits the same time: Constant{Interval:
 // 5 * time.Second, Retries: 3} waits
@@ -88,23 +83,18 @@ func (p Constant) Delay(f Failure) (wait time.Duration, retry bool) {
 	return step(f, p.Retries, func(int) time.Duration { return clamp(p.Interval) })
 }
 
-// Validate returns an error for every invalid field.
-func (p Constant) Validate() error {
-	found := problems{name: "backoff.Constant"}
-	found.delay("Interval", p.Interval)
-	found.retries(p.Retries)
-	return found.join()
-}
-
-// CheckEnd returns an error that wraps [ErrNoEnd] if Retries is 0.
-func (p Constant) CheckEnd() error { return checkRetries("backoff.Constant", p.Retries) }
-
-// Delays returns Interval.
-func (p Constant) Delays() []time.Duration {
-	if p.Retries < 0 {
-		return []time.Duration{}
+func (p Constant) describe() description {
+	return description{
+		name: "backoff.Constant",
+		ends: p.Retries != 0,
+		check: func(found *problems) {
+			found.delay("Interval", p.Interval)
+			found.retries(p.Retries)
+		},
+		list: func(bounds) []time.Duration {
+			return rising(p.Retries, true, func(int) time.Duration { return p.Interval })
+		},
 	}
-	return []time.Duration{p.Interval}
 }
 
 func (p Constant) about() facts { return seriesOf(p.Retries) }
@@ -147,35 +137,17 @@ func (p Linear) at(count int) time.Duration {
 	return clamp(initial + steps*step)
 }
 
-// Validate returns an error for every invalid field.
-func (p Linear) Validate() error {
-	found := problems{name: "backoff.Linear"}
-	found.delay("Initial", p.Initial)
-	if p.Step <= 0 {
-		found.add("Step %s is not positive: use backoff.Constant for equal delays", p.Step)
+func (p Linear) describe() description {
+	own := func(found *problems) {
+		if p.Step <= 0 {
+			found.add("Step %s is not positive: use backoff.Constant for equal delays", p.Step)
+		}
+		found.long("Step", p.Step)
 	}
-	found.long("Step", p.Step)
-	found.limit(p.Max, p.Initial)
-	found.retries(p.Retries)
-	return found.join()
+	return series{p.Initial, p.Max, p.Retries, p.Max > 0, p.at}.describe("backoff.Linear", own)
 }
-
-// CheckEnd returns an error that wraps [ErrNoEnd] if Retries is 0.
-func (p Linear) CheckEnd() error { return checkRetries("backoff.Linear", p.Retries) }
-
-// Delays returns the series if Retries or Max bounds it and it has at most 1000
-// distinct delays, else nil.
-func (p Linear) Delays() []time.Duration { return distinct(p.Retries, p.Max > 0, p.at) }
-
-// Remarks tells if the series reaches [MaxDelay] without a Max.
-func (p Linear) Remarks() []string { return saturation("backoff.Linear", p.Max, p.Retries, p.at) }
 
 func (p Linear) about() facts { return seriesOf(p.Retries) }
-
-func (p Linear) lower(limit time.Duration) Policy {
-	p.Max = min(ceiling(p.Max), limit)
-	return p
-}
 
 // Exponential is a policy whose delay is multiplied each time: Exponential{
 // Initial: time.Second, Factor: 2, Retries: 4} waits
@@ -226,39 +198,18 @@ func (p Exponential) at(count int) time.Duration {
 // flat reports whether every delay is Initial, also if Factor is invalid.
 func (p Exponential) flat() bool { return !(p.Factor > 1) }
 
-// Validate returns an error for every invalid field.
-func (p Exponential) Validate() error {
-	found := problems{name: "backoff.Exponential"}
-	found.delay("Initial", p.Initial)
-	if !(p.Factor >= 1) || math.IsInf(p.Factor, 0) {
-		found.add("Factor %v is not a finite number of at least 1: "+
-			"use 2 to double each delay, backoff.Constant for equal delays", p.Factor)
+func (p Exponential) describe() description {
+	own := func(found *problems) {
+		if !(p.Factor >= 1) || math.IsInf(p.Factor, 0) {
+			found.add("Factor %v is not a finite number of at least 1: "+
+				"use 2 to double each delay, backoff.Constant for equal delays", p.Factor)
+		}
 	}
-	found.limit(p.Max, p.Initial)
-	found.retries(p.Retries)
-	return found.join()
-}
-
-// CheckEnd returns an error that wraps [ErrNoEnd] if Retries is 0.
-func (p Exponential) CheckEnd() error { return checkRetries("backoff.Exponential", p.Retries) }
-
-// Delays returns the series if Retries, Max or a Factor of 1 bounds it and it has
-// at most 1000 distinct delays, else nil.
-func (p Exponential) Delays() []time.Duration {
-	return distinct(p.Retries, p.Max > 0 || p.flat(), p.at)
-}
-
-// Remarks tells if the series reaches [MaxDelay] without a Max.
-func (p Exponential) Remarks() []string {
-	return saturation("backoff.Exponential", p.Max, p.Retries, p.at)
+	bounded := p.Max > 0 || p.flat()
+	return series{p.Initial, p.Max, p.Retries, bounded, p.at}.describe("backoff.Exponential", own)
 }
 
 func (p Exponential) about() facts { return seriesOf(p.Retries) }
-
-func (p Exponential) lower(limit time.Duration) Policy {
-	p.Max = min(ceiling(p.Max), limit)
-	return p
-}
 
 // Fibonacci is a policy whose delay is the sum of the two before it: Fibonacci{
 // Initial: time.Second, Retries: 5} waits
@@ -296,32 +247,12 @@ func (p Fibonacci) at(count int) time.Duration {
 	return clamp(current)
 }
 
-// Validate returns an error for every invalid field.
-func (p Fibonacci) Validate() error {
-	found := problems{name: "backoff.Fibonacci"}
-	found.delay("Initial", p.Initial)
-	found.limit(p.Max, p.Initial)
-	found.retries(p.Retries)
-	return found.join()
-}
-
-// CheckEnd returns an error that wraps [ErrNoEnd] if Retries is 0.
-func (p Fibonacci) CheckEnd() error { return checkRetries("backoff.Fibonacci", p.Retries) }
-
-// Delays returns the series if Retries or Max bounds it, else nil.
-func (p Fibonacci) Delays() []time.Duration { return distinct(p.Retries, p.Max > 0, p.at) }
-
-// Remarks tells if the series reaches [MaxDelay] without a Max.
-func (p Fibonacci) Remarks() []string {
-	return saturation("backoff.Fibonacci", p.Max, p.Retries, p.at)
+func (p Fibonacci) describe() description {
+	own := func(*problems) {}
+	return series{p.Initial, p.Max, p.Retries, p.Max > 0, p.at}.describe("backoff.Fibonacci", own)
 }
 
 func (p Fibonacci) about() facts { return seriesOf(p.Retries) }
-
-func (p Fibonacci) lower(limit time.Duration) Policy {
-	p.Max = min(ceiling(p.Max), limit)
-	return p
-}
 
 // step returns delay number f.Count of a series with a Retries field.
 func step(f Failure, retries int, at func(count int) time.Duration) (time.Duration, bool) {
@@ -338,13 +269,66 @@ func seriesOf(retries int) facts {
 	return facts{retries: retries, ends: retries > 0, countOnly: true}
 }
 
-// distinct lists the values of a series that never falls, at(1) to at(retries). If
-// retries is 0 the series must be bounded by another field. distinct returns nil
+// series is the common part of the policies whose delays grow, before any failure.
+type series struct {
+	initial, max time.Duration // the fields Initial and Max
+	retries      int           // the field Retries
+	bounded      bool          // the delays stop growing, also without Retries
+	at           func(count int) time.Duration
+}
+
+// describe describes the series. The policy's own fields are checked after Initial.
+func (s series) describe(name string, own func(found *problems)) description {
+	return description{
+		name: name,
+		ends: s.retries != 0,
+		check: func(found *problems) {
+			found.delay("Initial", s.initial)
+			own(found)
+			found.limit(s.max, s.initial)
+			found.retries(s.retries)
+		},
+		list: func(b bounds) []time.Duration {
+			s := s.within(b)
+			return rising(s.retries, s.bounded, s.at)
+		},
+		remarks: func(b bounds) []string {
+			return s.within(bounds{longest: b.longest, retries: unlimited}).saturation(name)
+		},
+	}
+}
+
+// within is the series with the lower Max and the fewer retries of b. Retries of 0 or less, with
+// which [Delays] asks for no list, do not count.
+func (s series) within(b bounds) series {
+	if b.longest > 0 {
+		at := s.at
+		s.at = func(count int) time.Duration { return clamp(min(at(count), b.longest)) }
+		s.max, s.bounded = b.longest, true
+	}
+	if 0 < b.retries && b.retries < unlimited && (s.retries == 0 || b.retries < s.retries) {
+		s.retries = b.retries
+	}
+	return s
+}
+
+// saturation remarks that the series reaches MaxDelay though no Max says so, because a wait of ten
+// years is hardly wanted.
+func (s series) saturation(name string) []string {
+	if s.max != 0 || s.retries <= 0 || s.at(s.retries) < MaxDelay {
+		return nil
+	}
+	return []string{fmt.Sprintf("%s: with Retries %d its delay grows to ten years "+
+		"(backoff.MaxDelay); set Max to cap it", name, s.retries)}
+}
+
+// rising lists the values of a series that never falls, at(1) to at(retries). If
+// retries is 0 the series must be bounded by another field. rising returns nil
 // if it is not, or if there are more than maxListed values.
 //
 // It jumps from each value to the next greater value. So a series that stays at its
 // cap for a billion retries costs no more than a short one.
-func distinct(retries int, bounded bool, at func(count int) time.Duration) []time.Duration {
+func rising(retries int, bounded bool, at func(count int) time.Duration) []time.Duration {
 	delays, last := []time.Duration{}, retries
 	switch {
 	case retries < 0:
@@ -365,16 +349,4 @@ func distinct(retries int, bounded bool, at func(count int) time.Duration) []tim
 		count += skip + 1
 	}
 	return nil
-}
-
-// saturation remarks that a growing series reaches MaxDelay though no Max says so,
-// because a wait of ten years is hardly wanted.
-func saturation(
-	name string, limit time.Duration, retries int, at func(count int) time.Duration,
-) []string {
-	if limit != 0 || retries <= 0 || at(retries) < MaxDelay {
-		return nil
-	}
-	return []string{fmt.Sprintf("%s: with Retries %d its delay grows to ten years "+
-		"(backoff.MaxDelay); set Max to cap it", name, retries)}
 }

@@ -27,51 +27,28 @@ func (p Limit) Delay(f Failure) (wait time.Duration, retry bool) {
 	return Next(p.Policy, f)
 }
 
-// Validate returns an error for every invalid field, and the errors of Policy.
-func (p Limit) Validate() error {
-	found := problems{name: "backoff.Limit"}
-	if p.Retries < 0 {
-		found.add("Retries %d is negative: use 0 to never retry", p.Retries)
+func (p Limit) describe() description {
+	return description{
+		name:  "backoff.Limit",
+		parts: wrapped(p.Policy),
+		ends:  true,
+		check: func(found *problems) {
+			if p.Retries < 0 {
+				found.add("Retries %d is negative: use 0 to never retry", p.Retries)
+			}
+		},
+		within: func(b bounds) bounds {
+			if p.Retries >= b.retries {
+				return b
+			}
+			b.retries = p.Retries
+			return b.of(p.Policy)
+		},
 	}
-	found.inner(p.Policy)
-	return found.join()
-}
-
-// CheckEnd returns nil: a Limit ends after Retries.
-func (p Limit) CheckEnd() error { return nil }
-
-// Delays returns the delays of the first Retries failures if Policy is from this
-// package, depends on Count alone, and Retries is at most 1000. Else it returns
-// every delay that Policy lists, of which some may not occur, or nil if Policy
-// lists none. A jitter and an [Adaptive] list their wait steps as if the Limit were inside them.
-func (p Limit) Delays() []time.Duration {
-	if within, is := limited(p.Policy, p.Retries); is {
-		return listed(within)
-	}
-	if p.Retries > maxListed || (p.Retries > 0 && !factsOf(p.Policy).countOnly) {
-		return listed(p.Policy)
-	}
-	delays := []time.Duration{}
-	for count := 1; count <= p.Retries; count++ {
-		wait, retry := Next(p.Policy, Failure{Count: count})
-		if !retry {
-			break
-		}
-		if wait > 0 {
-			delays = append(delays, wait)
-		}
-	}
-	return delays
-}
-
-// Remarks returns the remarks on Policy that are true under the Limit.
-func (p Limit) Remarks() []string {
-	within, _ := limited(p.Policy, p.Retries)
-	return Remarks(within)
 }
 
 func (p Limit) about() facts {
-	known := factsOf(p.Policy)
+	known := factsOf(p.Policy).whole()
 	if !known.ends {
 		known.retries = p.Retries
 	}
@@ -79,11 +56,6 @@ func (p Limit) about() facts {
 	known.matches = min(known.matches, p.Retries)
 	known.atOnce = known.atOnce && p.Retries > 0
 	return known
-}
-
-func (p Limit) lower(limit time.Duration) Policy {
-	p.Policy = lower(p.Policy, limit)
-	return p
 }
 
 // Cap is a policy that has the delays of another, but none above Max: Cap{Policy:
@@ -117,35 +89,22 @@ func (p Cap) cut(d time.Duration) time.Duration {
 	return clamp(min(d, ceiling(p.Max)))
 }
 
-// Validate returns an error for every invalid field, and the errors of Policy.
-func (p Cap) Validate() error {
-	found := problems{name: "backoff.Cap"}
-	if p.Max <= 0 {
-		found.add("Max %s is not positive: use Policy without backoff.Cap for no cap", p.Max)
+func (p Cap) describe() description {
+	return description{
+		name:  "backoff.Cap",
+		parts: wrapped(p.Policy),
+		check: func(found *problems) {
+			if p.Max <= 0 {
+				found.add("Max %s is not positive: use Policy without backoff.Cap for no cap", p.Max)
+			}
+			found.long("Max", p.Max)
+		},
+		within: func(b bounds) bounds { return bounds{ceiling(p.Max), b.retries} },
+		each:   func(d time.Duration) []time.Duration { return []time.Duration{p.cut(d)} },
 	}
-	found.long("Max", p.Max)
-	found.inner(p.Policy)
-	return found.join()
 }
 
-// CheckEnd returns CheckEnd of Policy: a Cap adds no end.
-func (p Cap) CheckEnd() error { return CheckEnd(p.Policy) }
-
-// Delays returns the delays of Policy, each at most Max, or nil if Policy lists none. Max also
-// bounds a growing series without a Max, so that it is listed: [Linear], [Exponential], [Fibonacci]
-// and [DecorrelatedJitter], alone or in a [Limit], an [Unbounded], an [Adaptive] or a jitter.
-func (p Cap) Delays() []time.Duration {
-	delays := listed(lower(p.Policy, ceiling(p.Max)))
-	for i, d := range delays {
-		delays[i] = p.cut(d)
-	}
-	return delays
-}
-
-// Remarks returns the remarks on Policy that are true under Max.
-func (p Cap) Remarks() []string { return Remarks(lower(p.Policy, ceiling(p.Max))) }
-
-func (p Cap) about() facts { return factsOf(p.Policy) }
+func (p Cap) about() facts { return factsOf(p.Policy).whole() }
 
 // MaxAge is a policy that stops retrying messages that would grow too old: MaxAge{
 // Policy: Exponential{Initial: time.Second, Factor: 2}, Age: 10 * time.Second},
@@ -178,66 +137,41 @@ func (p MaxAge) Delay(f Failure) (wait time.Duration, retry bool) {
 	return wait, true
 }
 
-// Validate returns an error for every invalid field, and the errors of Policy.
-func (p MaxAge) Validate() error {
-	found := problems{name: "backoff.MaxAge"}
-	if p.Age <= 0 {
-		found.add("Age %s is not positive: use Policy without backoff.MaxAge for no limit, "+
-			"backoff.None to never retry", p.Age)
+func (p MaxAge) describe() description {
+	return description{
+		name:  "backoff.MaxAge",
+		parts: wrapped(p.Policy),
+		ends:  true,
+		check: func(found *problems) {
+			if p.Age <= 0 {
+				found.add("Age %s is not positive: use Policy without backoff.MaxAge for no limit, "+
+					"backoff.None to never retry", p.Age)
+			}
+		},
+		within: func(bounds) bounds {
+			if p.Age < minDelay {
+				return bounds{} // no retry
+			}
+			// A delay longer than Age does not matter, as long as it stays longer.
+			return bounds{min(p.Age, MaxDelay) + 1, unlimited}
+		},
+		each: func(d time.Duration) []time.Duration {
+			if d > p.Age && !factsOf(p.Policy).drawn {
+				return nil
+			}
+			return []time.Duration{min(d, p.Age)} // a jitter may draw a delay just below Age
+		},
+		remarks: func(bounds) []string {
+			if isNil(p.Policy) || !neverRetries(p) || neverRetries(p.Policy) {
+				return nil
+			}
+			return []string{fmt.Sprintf("backoff.MaxAge: Age %s is shorter than every delay "+
+				"of %T: there is no retry", p.Age, p.Policy)}
+		},
 	}
-	found.inner(p.Policy)
-	return found.join()
 }
 
-// CheckEnd returns nil: a MaxAge ends after Age.
-func (p MaxAge) CheckEnd() error { return nil }
-
-// Delays returns the delays of Policy that are not longer than Age, or nil if
-// Policy lists none. Age also bounds the series that Max of a [Cap] bounds.
-//
-// Every such delay counts, also if the waits before it leave no time for it. A jitter with a longer
-// delay also lists Age itself, because it may draw a delay just below.
-func (p MaxAge) Delays() []time.Duration {
-	delays := []time.Duration{}
-	if p.Age < minDelay {
-		return delays
-	}
-	all, known := Delays(p.lowered())
-	if !known {
-		return nil
-	}
-	between := factsOf(p.Policy).drawn
-	for _, d := range all {
-		if d <= p.Age || between {
-			delays = append(delays, min(d, p.Age))
-		}
-	}
-	return delays
-}
-
-// lowered is Policy without the delays far above Age. A delay longer than Age does
-// not matter, as long as it stays longer.
-func (p MaxAge) lowered() Policy { return lower(p.Policy, min(p.Age, MaxDelay)+1) }
-
-// Remarks tells if Age is shorter than every delay of Policy, and the remarks on
-// Policy that are true within Age.
-func (p MaxAge) Remarks() []string {
-	if isNil(p.Policy) {
-		return nil
-	}
-	remarks := Remarks(p.lowered())
-	if neverRetries(p) && !neverRetries(p.Policy) {
-		remarks = append([]string{fmt.Sprintf("backoff.MaxAge: Age %s is shorter than every delay "+
-			"of %T: there is no retry", p.Age, p.Policy)}, remarks...)
-	}
-	return remarks
-}
-
-func (p MaxAge) about() facts {
-	known := factsOf(p.Policy)
-	known.countOnly = false
-	return known
-}
+func (p MaxAge) about() facts { return factsOf(p.Policy).varied() }
 
 // Unbounded is a policy that has the delays of another, and says that no end is
 // wanted: Unbounded{Policy: Constant{Interval: time.Minute}} waits
@@ -254,37 +188,23 @@ type Unbounded struct {
 // Delay returns the result of Policy.
 func (p Unbounded) Delay(f Failure) (wait time.Duration, retry bool) { return Next(p.Policy, f) }
 
-// Validate returns an error if Policy is nil, else the errors of Policy.
-func (p Unbounded) Validate() error {
-	found := problems{name: "backoff.Unbounded"}
-	found.inner(p.Policy)
-	return found.join()
-}
-
-// CheckEnd returns nil, because no end is wanted.
-func (p Unbounded) CheckEnd() error { return nil }
-
-// Delays returns the delays of Policy.
-func (p Unbounded) Delays() []time.Duration { return listed(p.Policy) }
-
-// Remarks tells that a failing message is retried without end, or that Unbounded adds nothing
-// because Policy passes [CheckEnd] by itself; and the remarks on Policy.
-func (p Unbounded) Remarks() []string {
-	if isNil(p.Policy) {
-		return nil
+func (p Unbounded) describe() description {
+	return description{
+		name:  "backoff.Unbounded",
+		parts: wrapped(p.Policy),
+		ends:  true,
+		remarks: func(bounds) []string {
+			switch {
+			case isNil(p.Policy):
+				return nil
+			case CheckEnd(p.Policy) == nil:
+				return []string{fmt.Sprintf("backoff.Unbounded adds nothing to %T, "+
+					"which ends by itself or already says that it does not", p.Policy)}
+			}
+			return []string{"backoff.Unbounded: the policy has no end; " +
+				"a message that keeps failing is retried until something else stops it"}
+		},
 	}
-	remark := "backoff.Unbounded: the policy has no end; " +
-		"a message that keeps failing is retried until something else stops it"
-	if CheckEnd(p.Policy) == nil {
-		remark = fmt.Sprintf("backoff.Unbounded adds nothing to %T, "+
-			"which ends by itself or already says that it does not", p.Policy)
-	}
-	return append([]string{remark}, Remarks(p.Policy)...)
 }
 
-func (p Unbounded) about() facts { return factsOf(p.Policy) }
-
-func (p Unbounded) lower(limit time.Duration) Policy {
-	p.Policy = lower(p.Policy, limit)
-	return p
-}
+func (p Unbounded) about() facts { return factsOf(p.Policy).whole() }
