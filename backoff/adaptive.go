@@ -72,11 +72,9 @@ type Recent struct {
 
 // Delay returns the delay of Policy, multiplied by the factor.
 func (p Adaptive) Delay(f Failure) (wait time.Duration, retry bool) {
-	if wait, retry = Next(p.Policy, f); !retry {
-		return 0, false
-	}
-	if isNil(p.Health) || wait == 0 { // a first retry without a delay stays so
-		return wait, true
+	wait, retry = Next(p.Policy, f)
+	if wait == 0 || isNil(p.Health) { // a first retry without a delay stays so
+		return wait, retry
 	}
 	exact := p.factor(p.Health(f.Now), wait, f.age())
 	return scaled(wait, p.rounded(exact)), true
@@ -99,20 +97,16 @@ func (p Adaptive) rounded(exact float64) float64 {
 	return min(math.Ldexp(least, int(min(doublings, 64))), p.most())
 }
 
-// least is the smallest factor, also if Least is invalid.
-func (p Adaptive) least() float64 {
-	if !(p.Least > 0) {
-		return defaultLeast
-	}
-	return min(max(p.Least, leastLeast), 1)
-}
+// least is the smallest factor, and most the greatest, also if Least and Most are invalid.
+func (p Adaptive) least() float64 { return within(p.Least, defaultLeast, leastLeast, 1) }
+func (p Adaptive) most() float64  { return within(p.Most, defaultMost, 1, mostMost) }
 
-// most is the greatest factor, also if Most is invalid.
-func (p Adaptive) most() float64 {
-	if !(p.Most > 0) {
-		return defaultMost
+// within is a factor put within low and high, or standard if it is not positive.
+func within(factor, standard, low, high float64) float64 {
+	if !(factor > 0) {
+		return standard
 	}
-	return min(max(p.Most, 1), mostMost)
+	return min(max(factor, low), high)
 }
 
 // scaled is d multiplied by factor, in whole milliseconds.
@@ -129,36 +123,28 @@ func scaled(d time.Duration, factor float64) time.Duration {
 }
 
 func (p Adaptive) describe() description {
-	return description{
-		name:  "backoff.Adaptive",
-		parts: wrapped(p.Policy),
-		check: func(found *problems) {
-			if isNil(p.Health) {
-				found.add("Health is nil: use Recent of an adaptive.Health, which package " +
-					"middleware/adaptive has, or Policy without backoff.Adaptive")
-			}
-			// Also NaN.
-			if p.Least != 0 && !(p.Least >= leastLeast && p.Least <= 1) {
-				found.add("Least %v is not from %v to 1: use 0 for %v", p.Least, leastLeast, defaultLeast)
-			}
-			if p.Most != 0 && !(p.Most >= 1 && p.Most <= mostMost) {
-				found.add("Most %v is not from 1 to %v: use 0 for %v", p.Most, mostMost, defaultMost)
-			}
-		},
-		within: func(b bounds) bounds {
-			if b.longest > 0 { // Least may make a longer delay as short
-				b.longest = scaled(b.longest, 1/p.least())
-			}
-			return b.of(p.Policy)
-		},
-		each: func(d time.Duration) (delays []time.Duration) {
-			for factor := p.least(); factor < p.most(); factor *= 2 {
-				delays = append(delays, scaled(d, factor))
-			}
-			return append(delays, scaled(d, p.most()))
-		},
-		fewer: "a smaller Most needs fewer",
+	d := describing("backoff.Adaptive", false, part{policy: p.Policy})
+	d.wrong(isNil(p.Health), "Health is nil: use Recent of an adaptive.Health, which package "+
+		"middleware/adaptive has, or Policy without backoff.Adaptive")
+	// Also NaN.
+	d.wrong(p.Least != 0 && !(p.Least >= leastLeast && p.Least <= 1),
+		"Least %v is not from %v to 1: use 0 for %v", p.Least, leastLeast, defaultLeast)
+	d.wrong(p.Most != 0 && !(p.Most >= 1 && p.Most <= mostMost),
+		"Most %v is not from 1 to %v: use 0 for %v", p.Most, mostMost, defaultMost)
+	d.within = func(b bounds) bounds {
+		if b.longest > 0 { // with Least a longer delay is as short
+			b.longest = scaled(b.longest, 1/p.least())
+		}
+		return b.of(p.Policy)
 	}
+	d.each = func(delay time.Duration) (delays []time.Duration) {
+		for factor := p.least(); factor < p.most(); factor *= 2 {
+			delays = append(delays, scaled(delay, factor))
+		}
+		return append(delays, scaled(delay, p.most()))
+	}
+	d.fewer = "a smaller Most needs fewer"
+	return d
 }
 
 func (p Adaptive) about() facts {

@@ -36,38 +36,24 @@ func (p AtOnce) Delay(f Failure) (wait time.Duration, retry bool) {
 }
 
 func (p AtOnce) describe() description {
-	return description{
-		name:  "backoff.AtOnce",
-		parts: wrapped(p.Policy),
-		check: func(found *problems) {
-			if factsOf(p.Policy).atOnce {
-				found.add("Policy begins without a delay itself, and only the first retry may: use " +
-					"Policy without backoff.AtOnce")
-			}
-		},
-		within: func(b bounds) bounds {
-			if b.retries < unlimited {
-				b.retries--
-			}
-			return b
-		},
+	d := describing("backoff.AtOnce", false, part{policy: p.Policy})
+	d.wrong(factsOf(p.Policy).atOnce, "Policy begins without a delay itself, and only the first "+
+		"retry may: use Policy without backoff.AtOnce")
+	d.within = func(b bounds) bounds {
+		if b.retries < unlimited {
+			b.retries--
+		}
+		return b
 	}
+	return d
 }
 
 func (p AtOnce) about() facts {
 	known := factsOf(p.Policy)
-	known.retries = oneMore(max(known.retries, 0))
+	known.retries = min(max(known.retries, 0), math.MaxInt-1) + 1
 	if known.matches > 0 {
-		known.matches = oneMore(known.matches)
+		known.matches = min(known.matches, math.MaxInt-1) + 1
 	}
 	known.atOnce = true
 	return known
-}
-
-// oneMore is n+1, but at most the greatest int.
-func oneMore(n int) int {
-	if n == math.MaxInt {
-		return n
-	}
-	return n + 1
 }

@@ -51,11 +51,8 @@ func (p ByError) Delay(f Failure) (wait time.Duration, retry bool) {
 }
 
 func (p ByError) choose(err error) Policy {
-	if err == nil {
-		return p.Default
-	}
 	for _, c := range p.Cases {
-		if c.Match != nil && c.Match(err) {
+		if err != nil && c.Match != nil && c.Match(err) {
 			return c.Policy
 		}
 	}
@@ -64,15 +61,16 @@ func (p ByError) choose(err error) Policy {
 
 func (p ByError) describe() description {
 	const name = "backoff.ByError"
-	d := description{name: name, within: func(bounds) bounds { return unbounded }}
+	parts := make([]part, 0, len(p.Cases)+1)
 	for i, c := range p.Cases {
 		in := part{policy: c.Policy, where: fmt.Sprintf("%s: case [%d]: ", name, i)}
 		if c.Match == nil {
-			in.problem = "Match is nil: use backoff.Is with an error, backoff.As or a func of your own"
+			in.wrong = "Match is nil: use backoff.Is with an error, backoff.As or a func of your own"
 		}
-		d.parts = append(d.parts, in)
+		parts = append(parts, in)
 	}
-	d.parts = append(d.parts, part{policy: p.Default, where: name + ": Default: "})
+	d := describing(name, false, append(parts, part{policy: p.Default, where: name + ": Default: "})...)
+	d.within = func(bounds) bounds { return unbounded }
 	return d
 }
 

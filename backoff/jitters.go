@@ -47,11 +47,7 @@ func (p FullJitter) describe() description { return p.jitter().describe("backoff
 
 func (p FullJitter) about() facts { return p.jitter().about() }
 
-func (p FullJitter) jitter() jitter {
-	return jitter{p.Policy, p.WaitSteps, p.Seed, func(d time.Duration) (low, high time.Duration) {
-		return 0, d
-	}}
-}
+func (p FullJitter) jitter() jitter { return jitter{p.Policy, p.WaitSteps, p.Seed, 0, 0} }
 
 // EqualJitter is a policy that waits half the delay of another and any time up to the other half:
 // EqualJitter{Policy: Exponential{Initial: time.Second, Factor: 2, Retries: 4}} waits
@@ -86,11 +82,7 @@ func (p EqualJitter) describe() description { return p.jitter().describe("backof
 
 func (p EqualJitter) about() facts { return p.jitter().about() }
 
-func (p EqualJitter) jitter() jitter {
-	return jitter{p.Policy, p.WaitSteps, p.Seed, func(d time.Duration) (low, high time.Duration) {
-		return d / 2, d
-	}}
-}
+func (p EqualJitter) jitter() jitter { return jitter{p.Policy, p.WaitSteps, p.Seed, 1, 0} }
 
 // BoundedJitter is a policy that makes the delay of another longer by any part up
 // to a bound, and never shorter: BoundedJitter{Policy: Exponential{Initial:
@@ -126,38 +118,18 @@ func (p BoundedJitter) Delay(f Failure) (wait time.Duration, retry bool) {
 }
 
 func (p BoundedJitter) describe() description {
-	d := p.jitter().describe("backoff.BoundedJitter")
-	steps := d.check
-	d.check = func(found *problems) {
-		if !(p.Extra > 0) || math.IsInf(p.Extra, 0) {
-			found.add("Extra %v is not positive and finite: use 0.2 for up to a fifth more, "+
-				"Policy without backoff.BoundedJitter for no jitter", p.Extra)
-		}
-		steps(found)
-	}
+	const name = "backoff.BoundedJitter"
+	extra := problems{name: name}
+	extra.wrong(!(p.Extra > 0) || math.IsInf(p.Extra, 0), "Extra %v is not positive and finite: "+
+		"use 0.2 for up to a fifth more, Policy without backoff.BoundedJitter for no jitter", p.Extra)
+	d := p.jitter().describe(name)
+	d.errs = append(extra.errs, d.errs...)
 	return d
 }
 
 func (p BoundedJitter) about() facts { return p.jitter().about() }
 
-func (p BoundedJitter) jitter() jitter {
-	return jitter{p.Policy, p.WaitSteps, p.Seed, func(d time.Duration) (low, high time.Duration) {
-		return d, p.extended(d)
-	}}
-}
-
-// extended is the longest delay drawn for d, also if Extra is invalid.
-func (p BoundedJitter) extended(d time.Duration) time.Duration {
-	if !(p.Extra > 0) {
-		return d
-	}
-	// Compared as floats before the conversion, which is undefined outside int64.
-	extra := math.Round(float64(d) * p.Extra)
-	if !(extra < float64(MaxDelay-d)) {
-		return MaxDelay
-	}
-	return d + time.Duration(extra)
-}
+func (p BoundedJitter) jitter() jitter { return jitter{p.Policy, p.WaitSteps, p.Seed, 2, p.Extra} }
 
 // DecorrelatedJitter is a policy whose delay is drawn between Initial and three times the delay
 // before: DecorrelatedJitter{Initial: time.Second, Max: 20 * time.Second, Retries: 4} waits
@@ -216,14 +188,11 @@ func (p DecorrelatedJitter) bound(count int) time.Duration {
 }
 
 func (p DecorrelatedJitter) describe() description {
-	const name = "backoff.DecorrelatedJitter"
-	longest := series{p.Initial, p.Max, p.Retries, p.Max > 0, p.bound}
-	d := longest.describe(name, func(*problems) {})
-	growth := d.check
-	d.check = func(found *problems) {
-		growth(found)
-		found.steps(p.WaitSteps)
-	}
+	longest := series{p.Max, p.Retries, p.Max > 0, p.bound}
+	d := longest.describe("backoff.DecorrelatedJitter")
+	d.delay("Initial", p.Initial)
+	d.limits(p.Initial, p.Max, p.Retries)
+	d.steps(p.WaitSteps)
 	d.each = func(high time.Duration) []time.Duration {
 		low := min(p.shortest(), high)
 		for count := 1; p.bound(count) < high; count++ {
@@ -232,7 +201,7 @@ func (p DecorrelatedJitter) describe() description {
 		return spread(low, high, p.WaitSteps)
 	}
 	d.seed, d.fewer = p.Seed, fewerSteps
-	d.remarks = func(b bounds) []string { return longest.within(b).saturation(name) }
+	d.remark = func(b bounds) string { return longest.within(b).saturation() }
 	return d
 }
 
@@ -240,13 +209,13 @@ func (p DecorrelatedJitter) about() facts {
 	return facts{retries: p.Retries, ends: p.Retries > 0, drawn: true, steps: true}
 }
 
-// jitter is the part of the policies that draw around the delays of another.
+// jitter is the common part of the policies that draw around the delays of another.
 type jitter struct {
 	policy Policy
 	steps  int
 	seed   uint64
-	// around returns the range from which a delay d is drawn: above low, up to high.
-	around func(d time.Duration) (low, high time.Duration)
+	halves time.Duration // the shortest draw is so many halves of the delay
+	extra  float64       // the longest draw is so much longer than the delay
 }
 
 func (j jitter) delay(f Failure) (wait time.Duration, retry bool) {
@@ -257,19 +226,30 @@ func (j jitter) delay(f Failure) (wait time.Duration, retry bool) {
 	return draw(j.seed, max(f.Count, 1), low, high), true
 }
 
-func (j jitter) describe(name string) description {
-	return description{
-		name:   name,
-		parts:  wrapped(j.policy),
-		check:  func(found *problems) { found.steps(j.steps) },
-		within: func(b bounds) bounds { return b.of(j.policy) },
-		each: func(d time.Duration) []time.Duration {
-			low, high := j.around(d)
-			return spread(low, high, j.steps)
-		},
-		seed:  j.seed,
-		fewer: fewerSteps,
+// around returns the range from which a delay is drawn for d: above low, up to high.
+func (j jitter) around(d time.Duration) (low, high time.Duration) {
+	low, high = d*j.halves/2, d
+	if j.extra > 0 { // else also if it is invalid
+		// Compared as floats before the conversion, which is undefined outside int64.
+		extra := math.Round(float64(d) * j.extra)
+		if !(extra < float64(MaxDelay-d)) {
+			return low, MaxDelay
+		}
+		high += time.Duration(extra)
 	}
+	return low, high
+}
+
+func (j jitter) describe(name string) description {
+	d := describing(name, false, part{policy: j.policy})
+	d.steps(j.steps)
+	d.within = func(b bounds) bounds { return b.of(j.policy) }
+	d.each = func(delay time.Duration) []time.Duration {
+		low, high := j.around(delay)
+		return spread(low, high, j.steps)
+	}
+	d.seed, d.fewer = j.seed, fewerSteps
+	return d
 }
 
 func (j jitter) about() facts {
@@ -295,9 +275,9 @@ func draw(seed uint64, count int, low, high time.Duration) time.Duration {
 // spread returns the wait steps of delays above low, up to high: evenly spread, the
 // last of them high.
 func spread(low, high time.Duration, steps int) []time.Duration {
-	n := time.Duration(defaultSteps)
-	if steps > 0 {
-		n = time.Duration(min(steps, maxSteps))
+	n := time.Duration(min(steps, maxSteps))
+	if steps <= 0 {
+		n = defaultSteps
 	}
 	delays := make([]time.Duration, 0, n)
 	for i := time.Duration(1); i < n; i++ {

@@ -37,13 +37,10 @@ func delaysOf(p Policy, b bounds) (delays []time.Duration, known bool) {
 	if isNil(p) {
 		return nil, false
 	}
-	var listed []time.Duration
-	if lister, ok := p.(interface{ Delays() []time.Duration }); ok {
-		listed = lister.Delays()
-	} else if d, within, ok := descriptionOf(p, b); ok {
-		listed = d.delays(within)
+	if lister, ok := optional[interface{ Delays() []time.Duration }](p, b); ok {
+		return distinct(lister.Delays())
 	}
-	return distinct(listed)
+	return nil, false
 }
 
 // distinct returns the delays as [Delays] does. They are not known if listed is nil.
@@ -83,11 +80,8 @@ func remarksOf(p Policy, b bounds) []string {
 	if isNil(p) {
 		return nil
 	}
-	if r, ok := p.(interface{ Remarks() []string }); ok {
+	if r, ok := optional[interface{ Remarks() []string }](p, b); ok {
 		return r.Remarks()
-	}
-	if d, within, ok := descriptionOf(p, b); ok {
-		return d.allRemarks(within)
 	}
 	return nil
 }
@@ -133,11 +127,8 @@ func Validate(p Policy) error {
 	if isNil(p) {
 		return fmt.Errorf("policy is %s: use backoff.None to never retry", describeNil(p))
 	}
-	if v, ok := p.(interface{ Validate() error }); ok {
+	if v, ok := optional[interface{ Validate() error }](p, unbounded); ok {
 		return v.Validate()
-	}
-	if d, _, ok := descriptionOf(p, unbounded); ok {
-		return d.validate()
 	}
 	return nil
 }
@@ -157,15 +148,12 @@ func CheckEnd(p Policy) error {
 	if isNil(p) {
 		return nil
 	}
-	if c, ok := p.(interface{ CheckEnd() error }); ok {
+	if c, ok := optional[interface{ CheckEnd() error }](p, unbounded); ok {
 		err := c.CheckEnd()
 		if err != nil && !errors.Is(err, ErrNoEnd) {
 			return fmt.Errorf("%w: %w", ErrNoEnd, err)
 		}
 		return err
-	}
-	if d, _, ok := descriptionOf(p, unbounded); ok {
-		return d.checkEnd()
 	}
 	if neverRetries(p) {
 		return nil

@@ -3,6 +3,7 @@ package backoff
 import (
 	"fmt"
 	"math"
+	"slices"
 	"sort"
 	"time"
 )
@@ -13,7 +14,7 @@ type None struct{}
 // Delay returns no retry.
 func (None) Delay(Failure) (wait time.Duration, retry bool) { return 0, false }
 
-func (None) describe() description { return description{ends: true} }
+func (None) describe() description { return describing("backoff.None", true) }
 
 func (None) about() facts { return facts{ends: true, countOnly: true} }
 
@@ -38,24 +39,20 @@ func (p List) Delay(f Failure) (wait time.Duration, retry bool) {
 }
 
 func (p List) describe() description {
-	return description{
-		name: "backoff.List",
-		ends: true,
-		check: func(found *problems) {
-			for i, d := range p {
-				if i > 0 || d != 0 {
-					found.delay(fmt.Sprintf("entry [%d]", i), d)
-				}
-			}
-		},
-		list: func(b bounds) []time.Duration {
-			delays := append([]time.Duration{}, p[:min(len(p), b.retries)]...)
-			if p.atOnce() {
-				delays = delays[1:]
-			}
-			return delays
-		},
+	d := describing("backoff.List", true)
+	for i, entry := range p {
+		if i > 0 || entry != 0 {
+			d.delay(fmt.Sprintf("entry [%d]", i), entry)
+		}
 	}
+	d.series = func(b bounds) []time.Duration {
+		delays := slices.Clone(p[:min(len(p), b.retries)])
+		if p.atOnce() {
+			return delays[1:]
+		}
+		return append([]time.Duration{}, delays...)
+	}
+	return d
 }
 
 func (p List) about() facts {
@@ -84,17 +81,13 @@ func (p Constant) Delay(f Failure) (wait time.Duration, retry bool) {
 }
 
 func (p Constant) describe() description {
-	return description{
-		name: "backoff.Constant",
-		ends: p.Retries != 0,
-		check: func(found *problems) {
-			found.delay("Interval", p.Interval)
-			found.retries(p.Retries)
-		},
-		list: func(bounds) []time.Duration {
-			return rising(p.Retries, true, func(int) time.Duration { return p.Interval })
-		},
+	d := describing("backoff.Constant", p.Retries != 0)
+	d.delay("Interval", p.Interval)
+	d.retries(p.Retries)
+	d.series = func(bounds) []time.Duration {
+		return rising(p.Retries, func(int) time.Duration { return p.Interval })
 	}
+	return d
 }
 
 func (p Constant) about() facts { return seriesOf(p.Retries) }
@@ -138,13 +131,12 @@ func (p Linear) at(count int) time.Duration {
 }
 
 func (p Linear) describe() description {
-	own := func(found *problems) {
-		if p.Step <= 0 {
-			found.add("Step %s is not positive: use backoff.Constant for equal delays", p.Step)
-		}
-		found.long("Step", p.Step)
-	}
-	return series{p.Initial, p.Max, p.Retries, p.Max > 0, p.at}.describe("backoff.Linear", own)
+	d := series{p.Max, p.Retries, p.Max > 0, p.at}.describe("backoff.Linear")
+	d.delay("Initial", p.Initial)
+	d.wrong(p.Step <= 0, "Step %s is not positive: use backoff.Constant for equal delays", p.Step)
+	d.long("Step", p.Step)
+	d.limits(p.Initial, p.Max, p.Retries)
+	return d
 }
 
 func (p Linear) about() facts { return seriesOf(p.Retries) }
@@ -199,14 +191,12 @@ func (p Exponential) at(count int) time.Duration {
 func (p Exponential) flat() bool { return !(p.Factor > 1) }
 
 func (p Exponential) describe() description {
-	own := func(found *problems) {
-		if !(p.Factor >= 1) || math.IsInf(p.Factor, 0) {
-			found.add("Factor %v is not a finite number of at least 1: "+
-				"use 2 to double each delay, backoff.Constant for equal delays", p.Factor)
-		}
-	}
-	bounded := p.Max > 0 || p.flat()
-	return series{p.Initial, p.Max, p.Retries, bounded, p.at}.describe("backoff.Exponential", own)
+	d := series{p.Max, p.Retries, p.Max > 0 || p.flat(), p.at}.describe("backoff.Exponential")
+	d.delay("Initial", p.Initial)
+	d.wrong(!(p.Factor >= 1) || math.IsInf(p.Factor, 0), "Factor %v is not a finite number of "+
+		"at least 1: use 2 to double each delay, backoff.Constant for equal delays", p.Factor)
+	d.limits(p.Initial, p.Max, p.Retries)
+	return d
 }
 
 func (p Exponential) about() facts { return seriesOf(p.Retries) }
@@ -248,8 +238,10 @@ func (p Fibonacci) at(count int) time.Duration {
 }
 
 func (p Fibonacci) describe() description {
-	own := func(*problems) {}
-	return series{p.Initial, p.Max, p.Retries, p.Max > 0, p.at}.describe("backoff.Fibonacci", own)
+	d := series{p.Max, p.Retries, p.Max > 0, p.at}.describe("backoff.Fibonacci")
+	d.delay("Initial", p.Initial)
+	d.limits(p.Initial, p.Max, p.Retries)
+	return d
 }
 
 func (p Fibonacci) about() facts { return seriesOf(p.Retries) }
@@ -271,38 +263,29 @@ func seriesOf(retries int) facts {
 
 // series is the common part of the policies whose delays grow, before any failure.
 type series struct {
-	initial, max time.Duration // the fields Initial and Max
-	retries      int           // the field Retries
-	bounded      bool          // the delays stop growing, also without Retries
-	at           func(count int) time.Duration
+	max     time.Duration // the field Max
+	retries int           // the field Retries
+	bounded bool          // the delays stop growing, also without Retries
+	at      func(count int) time.Duration
 }
 
-// describe describes the series. The policy's own fields are checked after Initial.
-func (s series) describe(name string, own func(found *problems)) description {
-	return description{
-		name: name,
-		ends: s.retries != 0,
-		check: func(found *problems) {
-			found.delay("Initial", s.initial)
-			own(found)
-			found.limit(s.max, s.initial)
-			found.retries(s.retries)
-		},
-		list: func(b bounds) []time.Duration {
-			s := s.within(b)
-			return rising(s.retries, s.bounded, s.at)
-		},
-		remarks: func(b bounds) []string {
-			return s.within(bounds{longest: b.longest, retries: unlimited}).saturation(name)
-		},
+func (s series) describe(name string) description {
+	d := describing(name, s.retries != 0)
+	d.series = func(b bounds) []time.Duration {
+		s := s.within(b)
+		if s.retries == 0 && !s.bounded {
+			return nil
+		}
+		return rising(s.retries, s.at)
 	}
+	d.remark = func(b bounds) string { return s.within(bounds{b.longest, unlimited}).saturation() }
+	return d
 }
 
-// within is the series with the lower Max and the fewer retries of b. Retries of 0 or less, with
-// which [Delays] asks for no list, do not count.
+// within is the series with the lower Max and the fewer retries of b. [Delays] asks for no list with
+// 0 retries or less, and remarks do not change for them.
 func (s series) within(b bounds) series {
-	if b.longest > 0 {
-		at := s.at
+	if at := s.at; b.longest > 0 {
 		s.at = func(count int) time.Duration { return clamp(min(at(count), b.longest)) }
 		s.max, s.bounded = b.longest, true
 	}
@@ -314,39 +297,28 @@ func (s series) within(b bounds) series {
 
 // saturation remarks that the series reaches MaxDelay though no Max says so, because a wait of ten
 // years is hardly wanted.
-func (s series) saturation(name string) []string {
+func (s series) saturation() string {
 	if s.max != 0 || s.retries <= 0 || s.at(s.retries) < MaxDelay {
-		return nil
+		return ""
 	}
-	return []string{fmt.Sprintf("%s: with Retries %d its delay grows to ten years "+
-		"(backoff.MaxDelay); set Max to cap it", name, s.retries)}
+	return fmt.Sprintf(": with Retries %d its delay grows to ten years "+
+		"(backoff.MaxDelay); set Max to cap it", s.retries)
 }
 
-// rising lists the values of a series that never falls, at(1) to at(retries). If
-// retries is 0 the series must be bounded by another field. rising returns nil
-// if it is not, or if there are more than maxListed values.
+// rising lists the values of a series that never falls, at(1) to at(retries), of which 0 means no
+// end. It stops after more than maxListed values.
 //
 // It jumps from each value to the next greater value. So a series that stays at its
 // cap for a billion retries costs no more than a short one.
-func rising(retries int, bounded bool, at func(count int) time.Duration) []time.Duration {
+func rising(retries int, at func(count int) time.Duration) []time.Duration {
 	delays, last := []time.Duration{}, retries
-	switch {
-	case retries < 0:
-		return delays
-	case retries == 0 && !bounded:
-		return nil
-	case retries == 0:
-		last = math.MaxInt
+	if retries == 0 || retries == math.MaxInt {
+		last = math.MaxInt - 1 // count does not overflow
 	}
-	for count := 1; len(delays) <= maxListed; {
+	for count := 1; count <= last && len(delays) <= maxListed; {
 		current := at(count)
 		delays = append(delays, current)
-		rest := last - count
-		skip := sort.Search(rest, func(i int) bool { return at(count+1+i) > current })
-		if skip == rest {
-			return delays
-		}
-		count += skip + 1
+		count += 1 + sort.Search(last-count, func(i int) bool { return at(count+1+i) > current })
 	}
-	return nil
+	return delays
 }

@@ -28,23 +28,16 @@ func (p Limit) Delay(f Failure) (wait time.Duration, retry bool) {
 }
 
 func (p Limit) describe() description {
-	return description{
-		name:  "backoff.Limit",
-		parts: wrapped(p.Policy),
-		ends:  true,
-		check: func(found *problems) {
-			if p.Retries < 0 {
-				found.add("Retries %d is negative: use 0 to never retry", p.Retries)
-			}
-		},
-		within: func(b bounds) bounds {
-			if p.Retries >= b.retries {
-				return b
-			}
-			b.retries = p.Retries
-			return b.of(p.Policy)
-		},
+	d := describing("backoff.Limit", true, part{policy: p.Policy})
+	d.wrong(p.Retries < 0, "Retries %d is negative: use 0 to never retry", p.Retries)
+	d.within = func(b bounds) bounds {
+		if p.Retries >= b.retries {
+			return b
+		}
+		b.retries = p.Retries
+		return b.of(p.Policy)
 	}
+	return d
 }
 
 func (p Limit) about() facts {
@@ -76,10 +69,8 @@ type Cap struct {
 
 // Delay returns the result of Policy, but no wait above Max.
 func (p Cap) Delay(f Failure) (wait time.Duration, retry bool) {
-	if wait, retry = Next(p.Policy, f); !retry {
-		return 0, false
-	}
-	return p.cut(wait), true
+	wait, retry = Next(p.Policy, f)
+	return p.cut(wait), retry
 }
 
 func (p Cap) cut(d time.Duration) time.Duration {
@@ -90,18 +81,12 @@ func (p Cap) cut(d time.Duration) time.Duration {
 }
 
 func (p Cap) describe() description {
-	return description{
-		name:  "backoff.Cap",
-		parts: wrapped(p.Policy),
-		check: func(found *problems) {
-			if p.Max <= 0 {
-				found.add("Max %s is not positive: use Policy without backoff.Cap for no cap", p.Max)
-			}
-			found.long("Max", p.Max)
-		},
-		within: func(b bounds) bounds { return bounds{ceiling(p.Max), b.retries} },
-		each:   func(d time.Duration) []time.Duration { return []time.Duration{p.cut(d)} },
-	}
+	d := describing("backoff.Cap", false, part{policy: p.Policy})
+	d.wrong(p.Max <= 0, "Max %s is not positive: use Policy without backoff.Cap for no cap", p.Max)
+	d.long("Max", p.Max)
+	d.within = func(b bounds) bounds { return bounds{ceiling(p.Max), b.retries} }
+	d.each = func(delay time.Duration) []time.Duration { return []time.Duration{p.cut(delay)} }
+	return d
 }
 
 func (p Cap) about() facts { return factsOf(p.Policy).whole() }
@@ -138,37 +123,30 @@ func (p MaxAge) Delay(f Failure) (wait time.Duration, retry bool) {
 }
 
 func (p MaxAge) describe() description {
-	return description{
-		name:  "backoff.MaxAge",
-		parts: wrapped(p.Policy),
-		ends:  true,
-		check: func(found *problems) {
-			if p.Age <= 0 {
-				found.add("Age %s is not positive: use Policy without backoff.MaxAge for no limit, "+
-					"backoff.None to never retry", p.Age)
-			}
-		},
-		within: func(bounds) bounds {
-			if p.Age < minDelay {
-				return bounds{} // no retry
-			}
-			// A delay longer than Age does not matter, as long as it stays longer.
-			return bounds{min(p.Age, MaxDelay) + 1, unlimited}
-		},
-		each: func(d time.Duration) []time.Duration {
-			if d > p.Age && !factsOf(p.Policy).drawn {
-				return nil
-			}
-			return []time.Duration{min(d, p.Age)} // a jitter may draw a delay just below Age
-		},
-		remarks: func(bounds) []string {
-			if isNil(p.Policy) || !neverRetries(p) || neverRetries(p.Policy) {
-				return nil
-			}
-			return []string{fmt.Sprintf("backoff.MaxAge: Age %s is shorter than every delay "+
-				"of %T: there is no retry", p.Age, p.Policy)}
-		},
+	d := describing("backoff.MaxAge", true, part{policy: p.Policy})
+	d.wrong(p.Age <= 0, "Age %s is not positive: use Policy without backoff.MaxAge for no limit, "+
+		"backoff.None to never retry", p.Age)
+	d.within = func(bounds) bounds {
+		if p.Age < minDelay {
+			return bounds{} // no retry
+		}
+		// A delay longer than Age does not matter, as long as it stays longer.
+		return bounds{min(p.Age, MaxDelay) + 1, unlimited}
 	}
+	d.each = func(delay time.Duration) []time.Duration {
+		if delay > p.Age && !factsOf(p.Policy).drawn {
+			return nil
+		}
+		return []time.Duration{min(delay, p.Age)} // a jitter may draw a delay just below Age
+	}
+	d.remark = func(bounds) string {
+		if isNil(p.Policy) || !neverRetries(p) || neverRetries(p.Policy) {
+			return ""
+		}
+		return fmt.Sprintf(": Age %s is shorter than every delay of %T: there is no retry",
+			p.Age, p.Policy)
+	}
+	return d
 }
 
 func (p MaxAge) about() facts { return factsOf(p.Policy).varied() }
@@ -189,22 +167,19 @@ type Unbounded struct {
 func (p Unbounded) Delay(f Failure) (wait time.Duration, retry bool) { return Next(p.Policy, f) }
 
 func (p Unbounded) describe() description {
-	return description{
-		name:  "backoff.Unbounded",
-		parts: wrapped(p.Policy),
-		ends:  true,
-		remarks: func(bounds) []string {
-			switch {
-			case isNil(p.Policy):
-				return nil
-			case CheckEnd(p.Policy) == nil:
-				return []string{fmt.Sprintf("backoff.Unbounded adds nothing to %T, "+
-					"which ends by itself or already says that it does not", p.Policy)}
-			}
-			return []string{"backoff.Unbounded: the policy has no end; " +
-				"a message that keeps failing is retried until something else stops it"}
-		},
+	d := describing("backoff.Unbounded", true, part{policy: p.Policy})
+	d.remark = func(bounds) string {
+		switch {
+		case isNil(p.Policy):
+			return ""
+		case CheckEnd(p.Policy) == nil:
+			return fmt.Sprintf(" adds nothing to %T, "+
+				"which ends by itself or already says that it does not", p.Policy)
+		}
+		return ": the policy has no end; " +
+			"a message that keeps failing is retried until something else stops it"
 	}
+	return d
 }
 
 func (p Unbounded) about() facts { return factsOf(p.Policy).whole() }
