@@ -60,16 +60,17 @@ func (p ByError) choose(err error) Policy {
 }
 
 func (p ByError) describe() description {
-	const name = "backoff.ByError"
 	parts := make([]part, 0, len(p.Cases)+1)
 	for i, c := range p.Cases {
-		in := part{policy: c.Policy, where: fmt.Sprintf("%s: case [%d]: ", name, i)}
+		in := part{policy: c.Policy, where: fmt.Sprintf("backoff.ByError: case [%d]: ", i)}
 		if c.Match == nil {
-			in.wrong = "Match is nil: use backoff.Is with an error, backoff.As or a func of your own"
+			in.wrong = errors.New(in.where + "Match is nil: use backoff.Is with an error, backoff.As " +
+				"or a func of your own")
 		}
 		parts = append(parts, in)
 	}
-	d := describing(name, false, append(parts, part{policy: p.Default, where: name + ": Default: "})...)
+	parts = append(parts, part{policy: p.Default, where: "backoff.ByError: Default: "})
+	d := describing("backoff.ByError", false, parts...)
 	d.within = func(bounds) bounds { return unbounded }
 	return d
 }

@@ -40,7 +40,7 @@ type description struct {
 type part struct {
 	policy Policy
 	where  string // in front of each line about it; empty if it is the only part
-	wrong  string // a problem of the part itself, or empty
+	wrong  error  // of the part itself, or nil
 }
 
 // bounds are set by the wrappers around a policy, so that it lists no delays in vain.
@@ -65,20 +65,37 @@ func describing(name string, ends bool, parts ...part) description {
 }
 
 // optional returns p as a T, an interface with an optional method. A policy of this package has
-// the methods by its description, and so has a user's type that embeds one. But no bounds are set
+// all of them by its description, and so has a user's type that embeds one. But no bounds are set
 // for that, because its Delay may differ.
-func optional[T any](p Policy, b bounds) (t T, has bool) {
-	if t, has = p.(T); has {
-		return t, true
+func optional[T any](p Policy, b bounds) T {
+	if isNil(p) {
+		return any(unknown{p}).(T)
+	}
+	if t, has := p.(T); has {
+		return t
 	}
 	if teller, is := p.(described); is {
 		d := teller.describe()
 		if d.bounds = unbounded; isOwn(p) {
 			d.bounds = b
 		}
-		t, has = any(d).(T)
+		return any(d).(T)
 	}
-	return t, has
+	return any(unknown{p}).(T)
+}
+
+// unknown has the optional methods of a policy without them.
+type unknown struct{ policy Policy }
+
+func (unknown) Validate() error         { return nil }
+func (unknown) Delays() []time.Duration { return nil }
+func (unknown) Remarks() []string       { return nil }
+
+func (u unknown) CheckEnd() error {
+	if isNil(u.policy) || neverRetries(u.policy) {
+		return nil
+	}
+	return noEnd(fmt.Sprintf("%T", u.policy), "")
 }
 
 // isOwn reports whether this package defines the type of p. A user's type that embeds a policy
@@ -90,14 +107,11 @@ func isOwn(p Policy) bool {
 // Validate joins the problems of the fields and of the parts.
 func (d description) Validate() error {
 	for _, in := range d.parts {
-		if in.wrong != "" {
-			d.errs = append(d.errs, errors.New(in.where+in.wrong))
-		}
-		err := Validate(in.policy)
+		d.errs = append(d.errs, in.wrong)
 		if in.where == "" && isNil(in.policy) {
-			d.add("Policy is %s: give it the policy to wrap", describeNil(in.policy))
-		} else if err != nil {
-			d.errs = append(d.errs, in.locate(err))
+			d.wrong(true, "Policy is %s: give it the policy to wrap", describeNil(in.policy))
+		} else {
+			d.errs = append(d.errs, in.locate(Validate(in.policy)))
 		}
 	}
 	return d.join()
@@ -105,17 +119,18 @@ func (d description) Validate() error {
 
 // CheckEnd joins the errors of the parts that have no end.
 func (d description) CheckEnd() error {
-	if !d.ends && len(d.parts) == 0 {
+	if d.ends {
+		return nil
+	}
+	if len(d.parts) == 0 {
 		return noEnd(d.name, "set Retries, ")
 	}
 	var errs []error
 	for _, in := range d.parts {
-		if err := CheckEnd(in.policy); err != nil && !d.ends {
-			errs = append(errs, in.locate(err))
+		if in.where == "" {
+			return CheckEnd(in.policy)
 		}
-	}
-	if len(errs) == 1 {
-		return errs[0]
+		errs = append(errs, in.locate(CheckEnd(in.policy)))
 	}
 	return errors.Join(errs...)
 }
@@ -141,10 +156,7 @@ func (d description) unchanged() []time.Duration {
 
 // change returns the delays that come of these.
 func (d description) change(unchanged []time.Duration) []time.Duration {
-	if unchanged == nil {
-		return nil
-	}
-	delays := []time.Duration{}
+	delays := unchanged[:0:0] // nil stays nil
 	for _, one := range unchanged {
 		delays = append(delays, d.each(one)...)
 	}
@@ -175,7 +187,7 @@ func (d description) Remarks() (remarks []string) {
 
 // locate returns err with the place of the part in front of every line.
 func (in part) locate(err error) error {
-	if in.where == "" {
+	if err == nil || in.where == "" {
 		return err
 	}
 	return &partError{where: in.where, err: err}
@@ -240,14 +252,10 @@ type problems struct {
 	errs []error
 }
 
-func (p *problems) add(format string, args ...any) {
-	p.errs = append(p.errs, fmt.Errorf(p.name+": "+format, args...))
-}
-
 // wrong adds a problem if it is there.
 func (p *problems) wrong(is bool, format string, args ...any) {
 	if is {
-		p.add(format, args...)
+		p.errs = append(p.errs, fmt.Errorf(p.name+": "+format, args...))
 	}
 }
 

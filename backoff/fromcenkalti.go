@@ -62,12 +62,9 @@ type fromCenkalti struct {
 const cenkaltiName = "backoff.FromCenkalti"
 
 func (p fromCenkalti) Delay(f Failure) (wait time.Duration, retry bool) {
-	b, err := p.build()
-	if err != nil {
-		return 0, false
-	}
+	b, _ := p.build()
 	limit, limited := p.ageLimit(b)
-	wait, err = replay(b, f.Count)
+	wait, err := replay(b, f.Count)
 	if err != nil || wait == cenkalti.Stop {
 		return 0, false
 	}
@@ -80,45 +77,32 @@ func (p fromCenkalti) Delay(f Failure) (wait time.Duration, retry bool) {
 
 func (p fromCenkalti) Validate() error {
 	found := problems{name: cenkaltiName}
-	if p.aged && p.maxAge <= 0 {
-		found.add("WithMaxAge %s is not positive: leave it out for no limit", p.maxAge)
-	}
+	found.wrong(p.aged && p.maxAge <= 0,
+		"WithMaxAge %s is not positive: leave it out for no limit", p.maxAge)
 	first, err := p.build()
 	if err != nil {
 		return found.join(err)
 	}
 	second, err := p.build()
-	if err != nil {
-		return found.join(err)
+	if err == nil && shared(first, second) {
+		found.wrong(true, "factory returns the same %T each time, a data race: build a new one in it", first)
+	} else if err == nil {
+		_, err = replay(second, 1)
 	}
-	if shared(first, second) {
-		found.add("factory returns the same %T each time, a data race: build a new one in it", first)
-		return found.join()
-	}
-	_, err = replay(second, 1)
 	return found.join(err)
 }
 
 func (p fromCenkalti) CheckEnd() error {
-	b, err := p.build()
-	if err != nil {
-		return nil // never retries
-	}
-	if _, limited := p.ageLimit(b); limited {
-		return nil
-	}
-	if _, stops := b.(*cenkalti.StopBackOff); stops {
+	b, _ := p.build()
+	_, limited := p.ageLimit(b)
+	if _, stops := b.(*cenkalti.StopBackOff); limited || stops {
 		return nil
 	}
 	return noEnd(fmt.Sprintf("%s (%T)", cenkaltiName, b), "set an age limit with backoff.WithMaxAge, ")
 }
 
-func (p fromCenkalti) Remarks() []string {
-	b, err := p.build()
-	if err != nil {
-		return nil
-	}
-	var remarks []string
+func (p fromCenkalti) Remarks() (remarks []string) {
+	b, _ := p.build()
 	remark := func(format string, args ...any) {
 		remarks = append(remarks, cenkaltiName+": "+fmt.Sprintf(format, args...))
 	}
@@ -154,18 +138,19 @@ func (p fromCenkalti) ageLimit(b cenkalti.BackOff) (limit time.Duration, limited
 	return 0, false
 }
 
-// build calls the factory. A panic becomes an error.
+// build calls the factory. A panic becomes an error, with a BackOff that never retries.
 func (p fromCenkalti) build() (b cenkalti.BackOff, err error) {
+	b = &cenkalti.StopBackOff{}
 	if p.factory == nil {
-		return nil, errors.New(cenkaltiName + ": factory is nil: give a func that returns a new BackOff")
+		return b, errors.New(cenkaltiName + ": factory is nil: give a func that returns a new BackOff")
 	}
 	defer recovered("factory", &err)
-	b = p.factory()
-	if isNil(b) {
-		return nil, fmt.Errorf("%s: factory returns %s: return a new BackOff",
-			cenkaltiName, describeNil(b))
+	built := p.factory()
+	if isNil(built) {
+		return b, fmt.Errorf("%s: factory returns %s: return a new BackOff",
+			cenkaltiName, describeNil(built))
 	}
-	return b, nil
+	return built, nil
 }
 
 // replay returns result number count of b. A panic becomes an error.

@@ -183,8 +183,7 @@ func (p DecorrelatedJitter) shortest() time.Duration {
 
 // bound is the longest delay after count failures, from 1.
 func (p DecorrelatedJitter) bound(count int) time.Duration {
-	tripling := Exponential{Initial: p.Initial, Factor: 3, Max: p.Max}
-	return tripling.at(min(count, 1000) + 1)
+	return Exponential{Initial: p.Initial, Factor: 3, Max: p.Max}.at(min(count, 1000) + 1)
 }
 
 func (p DecorrelatedJitter) describe() description {

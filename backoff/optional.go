@@ -34,13 +34,7 @@ func delaysOf(p Policy, b bounds) (delays []time.Duration, known bool) {
 	if b.retries <= 0 {
 		return []time.Duration{}, true
 	}
-	if isNil(p) {
-		return nil, false
-	}
-	if lister, ok := optional[interface{ Delays() []time.Duration }](p, b); ok {
-		return distinct(lister.Delays())
-	}
-	return nil, false
+	return distinct(optional[interface{ Delays() []time.Duration }](p, b).Delays())
 }
 
 // distinct returns the delays as [Delays] does. They are not known if listed is nil.
@@ -77,13 +71,7 @@ func Remarks(p Policy) []string { return remarksOf(p, unbounded) }
 
 // remarksOf is Remarks for a policy within bounds.
 func remarksOf(p Policy, b bounds) []string {
-	if isNil(p) {
-		return nil
-	}
-	if r, ok := optional[interface{ Remarks() []string }](p, b); ok {
-		return r.Remarks()
-	}
-	return nil
+	return optional[interface{ Remarks() []string }](p, b).Remarks()
 }
 
 // MaxRetries returns the most retries that p grants, for any failure. known is
@@ -127,10 +115,7 @@ func Validate(p Policy) error {
 	if isNil(p) {
 		return fmt.Errorf("policy is %s: use backoff.None to never retry", describeNil(p))
 	}
-	if v, ok := optional[interface{ Validate() error }](p, unbounded); ok {
-		return v.Validate()
-	}
-	return nil
+	return optional[interface{ Validate() error }](p, unbounded).Validate()
 }
 
 // CheckEnd returns nil if p is known to stop retrying, or if an [Unbounded] says
@@ -145,20 +130,11 @@ func Validate(p Policy) error {
 // CheckEnd of the policy it wraps. Without the method, only a policy that lists no
 // delay at all (see [Delays]) is known to stop.
 func CheckEnd(p Policy) error {
-	if isNil(p) {
-		return nil
+	err := optional[interface{ CheckEnd() error }](p, unbounded).CheckEnd()
+	if err != nil && !errors.Is(err, ErrNoEnd) {
+		return fmt.Errorf("%w: %w", ErrNoEnd, err)
 	}
-	if c, ok := optional[interface{ CheckEnd() error }](p, unbounded); ok {
-		err := c.CheckEnd()
-		if err != nil && !errors.Is(err, ErrNoEnd) {
-			return fmt.Errorf("%w: %w", ErrNoEnd, err)
-		}
-		return err
-	}
-	if neverRetries(p) {
-		return nil
-	}
-	return noEnd(fmt.Sprintf("%T", p), "")
+	return err
 }
 
 // noEnd wraps ErrNoEnd for the named policy. ownWay is the way out that only this
