@@ -41,6 +41,7 @@ const (
 // The factor is Least, doubled until it is nearest to the result, and at most Most: ½ 1 2 4 8
 // without Least and Most. So no delay lies between two wait steps, and a Policy that doubles has
 // only four more wait queues than alone. A [Cap] around the Adaptive bounds the longest delay.
+// [Delays] lists every delay of Policy multiplied by every factor: 500ms 1s 2s 4s 8s for 1s.
 //
 // A limit on the age of messages sees the longer delay: [MaxAge] and middleware.WithMaxAge give a
 // message up if its next attempt would come too late. Allow for Most times the longest delay. The

@@ -23,6 +23,9 @@ import (
 // of any error. A message that has failed three times on the network, and then with
 // errLocked, waits the fourth delay of that series, 5s.
 //
+// [Delays] lists the delays of every case and of Default, if each lists its own. [Validate],
+// [CheckEnd] and [Remarks] name the case by its index from 0. They call no Match.
+//
 // middleware.LastAttempt shows the policy an error of no known kind, so that
 // Default decides: with None there, it is true on every attempt.
 type ByError struct {

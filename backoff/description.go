@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// described is a policy of this package. Besides its Delay it says only what is different about it.
+// described is a policy of this package. Besides its Delay it says only what is different about
+// it.
 type described interface {
 	describe() description
 	about() facts
@@ -65,8 +66,8 @@ func describing(name string, ends bool, parts ...part) description {
 }
 
 // optional returns p as a T, an interface with an optional method. A policy of this package has
-// all of them by its description, and so has a user's type that embeds one. But no bounds are set
-// for that, because its Delay may differ.
+// all of them by its description, and so has a user's type that embeds one. But no bounds are
+// set for that, because its Delay may differ.
 func optional[T any](p Policy, b bounds) T {
 	if isNil(p) {
 		return any(unknown{p}).(T)
@@ -169,10 +170,12 @@ func (d description) Remarks() (remarks []string) {
 		remarks = append(remarks, fmt.Sprintf("%s: Seed %d draws the same delays for every message; "+
 			"use 0 outside of tests", d.name, d.seed))
 	}
-	alone := d.unchanged()
-	if all, _ := distinct(d.change(alone)); d.fewer != "" && len(all) > len(alone) {
-		remarks = append(remarks, fmt.Sprintf("%s: topology.PerQueue and topology.Shared need up "+
-			"to %d wait queues instead of %d; %s", d.name, len(all), len(alone), d.fewer))
+	if d.fewer != "" {
+		alone := d.unchanged()
+		if all, _ := distinct(d.change(alone)); len(all) > len(alone) {
+			remarks = append(remarks, fmt.Sprintf("%s: topology.PerQueue and topology.Shared need up "+
+				"to %d wait queues instead of %d; %s", d.name, len(all), len(alone), d.fewer))
+		}
 	}
 	if remark := d.remark(d.bounds); remark != "" {
 		remarks = append(remarks, d.name+remark)
@@ -205,8 +208,8 @@ func (e *partError) Error() string {
 
 func (e *partError) Unwrap() error { return e.err }
 
-// of returns the bounds for p. The number of retries bounds the delays of p only if they depend on
-// Failure.Count alone, or if p lists wait steps.
+// of returns the bounds for p. The number of retries bounds the delays of p only if they depend
+// on Failure.Count alone, or if p lists wait steps.
 func (b bounds) of(p Policy) bounds {
 	about := factsOf(p)
 	if b.retries > 0 && !about.steps && (b.retries > maxListed || !about.countOnly) {
@@ -259,7 +262,7 @@ func (p *problems) wrong(is bool, format string, args ...any) {
 	}
 }
 
-func (p *problems) join(others ...error) error { return errors.Join(append(p.errs, others...)...) }
+func (p *problems) join(more ...error) error { return errors.Join(append(p.errs, more...)...) }
 
 // delay checks a field that is a delay.
 func (p *problems) delay(field string, d time.Duration) {

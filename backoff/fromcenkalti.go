@@ -85,7 +85,8 @@ func (p fromCenkalti) Validate() error {
 	}
 	second, err := p.build()
 	if err == nil && shared(first, second) {
-		found.wrong(true, "factory returns the same %T each time, a data race: build a new one in it", first)
+		found.wrong(true,
+			"factory returns the same %T each time, a data race: build a new one in it", first)
 	} else if err == nil {
 		_, err = replay(second, 1)
 	}
@@ -142,7 +143,8 @@ func (p fromCenkalti) ageLimit(b cenkalti.BackOff) (limit time.Duration, limited
 func (p fromCenkalti) build() (b cenkalti.BackOff, err error) {
 	b = &cenkalti.StopBackOff{}
 	if p.factory == nil {
-		return b, errors.New(cenkaltiName + ": factory is nil: give a func that returns a new BackOff")
+		return b, errors.New(cenkaltiName +
+			": factory is nil: give a func that returns a new BackOff")
 	}
 	defer recovered("factory", &err)
 	built := p.factory()

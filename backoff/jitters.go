@@ -28,6 +28,9 @@ const (
 // average is half the delay of Policy: of all jitters this one spreads best and waits least. It is
 // the "full jitter" of https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/:
 // random_between(0, min(cap, base * 2^attempt)).
+//
+// [Delays] lists the wait steps of every delay of Policy: 250ms 500ms 750ms 1s 1.5s 2s for 1s
+// and 2s. No delay is above the longest. [Remarks] tells their number, and warns of a Seed.
 type FullJitter struct {
 	// Policy gives the longest delay. It must not be nil.
 	Policy Policy
@@ -61,6 +64,10 @@ func (p FullJitter) jitter() jitter { return jitter{p.Policy, p.WaitSteps, p.See
 // it where a retry must not come at once, as it may with [FullJitter]. It is the "equal jitter" of
 // https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/: temp/2 +
 // random_between(0, temp/2) with temp = min(cap, base * 2^attempt).
+//
+// [Delays] lists the wait steps of every delay of Policy: 625ms 750ms 875ms 1s 1.25s 1.5s 1.75s
+// 2s for 1s and 2s. No delay is above the longest. [Remarks] tells their number, and warns of a
+// Seed.
 type EqualJitter struct {
 	// Policy gives the longest delay. It must not be nil.
 	Policy Policy
@@ -78,7 +85,9 @@ func (p EqualJitter) Delay(f Failure) (wait time.Duration, retry bool) {
 	return p.jitter().delay(f)
 }
 
-func (p EqualJitter) describe() description { return p.jitter().describe("backoff.EqualJitter") }
+func (p EqualJitter) describe() description {
+	return p.jitter().describe("backoff.EqualJitter")
+}
 
 func (p EqualJitter) about() facts { return p.jitter().about() }
 
@@ -97,6 +106,10 @@ func (p EqualJitter) jitter() jitter { return jitter{p.Policy, p.WaitSteps, p.Se
 // not overflow: it stays at [MaxDelay]. Use it where the delay is a promise, such
 // as a rate limit, and messages must only be spread. It is the jitter of
 // wait.Jitter in k8s.io/apimachinery: between the delay and delay + Extra * delay.
+//
+// [Delays] lists the wait steps of every delay of Policy: 1.05s 1.1s 1.15s 1.2s for 1s and an
+// Extra of 0.2. No delay is above the longest. [Remarks] tells their number, and warns of a
+// Seed.
 type BoundedJitter struct {
 	// Policy gives the shortest delay. It must not be nil.
 	Policy Policy
@@ -129,7 +142,9 @@ func (p BoundedJitter) describe() description {
 
 func (p BoundedJitter) about() facts { return p.jitter().about() }
 
-func (p BoundedJitter) jitter() jitter { return jitter{p.Policy, p.WaitSteps, p.Seed, 2, p.Extra} }
+func (p BoundedJitter) jitter() jitter {
+	return jitter{p.Policy, p.WaitSteps, p.Seed, 2, p.Extra}
+}
 
 // DecorrelatedJitter is a policy whose delay is drawn between Initial and three times the delay
 // before: DecorrelatedJitter{Initial: time.Second, Max: 20 * time.Second, Retries: 4} waits
@@ -149,6 +164,10 @@ func (p BoundedJitter) jitter() jitter { return jitter{p.Policy, p.WaitSteps, p.
 // The delay before is Failure.Last, which may be a delay that middleware.RetryAfter asked for. If
 // it is unknown or below Initial, it counts as Initial. However long it was, delay n is at most
 // Initial * 3^n. It does not overflow: it stays at [MaxDelay].
+//
+// [Delays] lists the wait steps from Initial to the longest delay if Retries or Max bounds it,
+// or a wrapper around it. [Remarks] tells their number, warns of a Seed, and tells if the
+// delays may reach MaxDelay without a Max.
 type DecorrelatedJitter struct {
 	// Initial is the shortest delay. It must be positive and at most [MaxDelay].
 	Initial time.Duration

@@ -69,12 +69,12 @@ func Next(p Policy, f Failure) (wait time.Duration, retry bool) {
 type PolicyFunc func(f Failure) (time.Duration, bool)
 
 // Delay calls the function and bounds the result as [Next] does. A nil PolicyFunc never retries.
-func (p PolicyFunc) Delay(f Failure) (wait time.Duration, retry bool) { return Next(plain(p), f) }
+func (p PolicyFunc) Delay(f Failure) (wait time.Duration, retry bool) { return Next(raw(p), f) }
 
-// plain is a PolicyFunc without bounds.
-type plain func(f Failure) (time.Duration, bool)
+// raw is a PolicyFunc without bounds.
+type raw func(f Failure) (time.Duration, bool)
 
-func (p plain) Delay(f Failure) (time.Duration, bool) { return p(f) }
+func (p raw) Delay(f Failure) (time.Duration, bool) { return p(f) }
 
 // bounded puts the wait after failure number count within its bounds: the first may be 0.
 func bounded(count int, wait time.Duration) time.Duration {

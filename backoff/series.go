@@ -3,7 +3,6 @@ package backoff
 import (
 	"fmt"
 	"math"
-	"slices"
 	"sort"
 	"time"
 )
@@ -26,7 +25,7 @@ func (None) about() facts { return facts{ends: true, countOnly: true} }
 // and then stops: as many retries as entries. An empty or nil List never retries.
 // The first entry may be 0: see [AtOnce]. An entry below 1 ms means 1 ms; another
 // entry of 0, a negative one, or one above [MaxDelay], is invalid. Do not change the
-// slice after handing it over: the List uses it itself.
+// slice after handing it over: the List uses it itself. [Delays] leaves out a first entry of 0.
 type List []time.Duration
 
 // Delay returns entry number Count, the first for a Count below 1, and no retry after the last.
@@ -39,18 +38,15 @@ func (p List) Delay(f Failure) (wait time.Duration, retry bool) {
 }
 
 func (p List) describe() description {
-	d := describing("backoff.List", true)
-	for i, entry := range p {
-		if i > 0 || entry != 0 {
-			d.delay(fmt.Sprintf("entry [%d]", i), entry)
-		}
+	d, first := describing("backoff.List", true), 0
+	if p.atOnce() {
+		first = 1 // a first entry of 0 is valid, and needs no wait queue
+	}
+	for i := first; i < len(p); i++ {
+		d.delay(fmt.Sprintf("entry [%d]", i), p[i])
 	}
 	d.series = func(b bounds) []time.Duration {
-		delays := slices.Clone(p[:min(len(p), b.retries)])
-		if p.atOnce() {
-			return delays[1:]
-		}
-		return append([]time.Duration{}, delays...)
+		return append([]time.Duration{}, p[first:min(len(p), max(b.retries, first))]...)
 	}
 	return d
 }
@@ -99,6 +95,9 @@ func (p Constant) about() facts { return seriesOf(p.Retries) }
 //
 // and then stops. Delay n is Initial + (n-1)*Step, at most Max. The sum does not
 // overflow: it stays at [MaxDelay].
+//
+// [Delays] lists the series if Retries or Max bounds it, or a wrapper around it. [Remarks]
+// tells if it reaches MaxDelay without a Max.
 type Linear struct {
 	// Initial is the first delay. It must be positive and at most [MaxDelay].
 	Initial time.Duration
@@ -152,6 +151,9 @@ func (p Linear) about() facts { return seriesOf(p.Retries) }
 //
 // Delay n is Initial * Factor^(n-1), rounded to the nanosecond, at most Max. It
 // does not overflow: it stays at [MaxDelay]. Nothing is random.
+//
+// [Delays] lists the series if Retries, Max or a Factor of 1 bounds it, or a wrapper around it.
+// [Remarks] tells if it reaches MaxDelay without a Max.
 type Exponential struct {
 	// Initial is the first delay. It must be positive and at most [MaxDelay].
 	Initial time.Duration
@@ -208,6 +210,9 @@ func (p Exponential) about() facts { return seriesOf(p.Retries) }
 //
 // and then stops. Delay n is Initial times number n of the series 1 2 3 5 8 …, which has its 1 only
 // once, at most Max. It is exact and does not overflow: it stays at [MaxDelay].
+//
+// [Delays] lists the series if Retries or Max bounds it, or a wrapper around it. [Remarks]
+// tells if it reaches MaxDelay without a Max.
 type Fibonacci struct {
 	// Initial is the first delay. It must be positive and at most [MaxDelay].
 	Initial time.Duration
@@ -282,8 +287,8 @@ func (s series) describe(name string) description {
 	return d
 }
 
-// within is the series with the lower Max and the fewer retries of b. [Delays] asks for no list with
-// 0 retries or less, and remarks do not change for them.
+// within is the series with the lower Max and the fewer retries of b. [Delays] asks for no list
+// with 0 retries or less, and remarks do not change for them.
 func (s series) within(b bounds) series {
 	if at := s.at; b.longest > 0 {
 		s.at = func(count int) time.Duration { return clamp(min(at(count), b.longest)) }
@@ -295,8 +300,8 @@ func (s series) within(b bounds) series {
 	return s
 }
 
-// saturation remarks that the series reaches MaxDelay though no Max says so, because a wait of ten
-// years is hardly wanted.
+// saturation remarks that the series reaches MaxDelay though no Max says so, because a wait of
+// ten years is hardly wanted.
 func (s series) saturation() string {
 	if s.max != 0 || s.retries <= 0 || s.at(s.retries) < MaxDelay {
 		return ""
@@ -305,8 +310,8 @@ func (s series) saturation() string {
 		"(backoff.MaxDelay); set Max to cap it", s.retries)
 }
 
-// rising lists the values of a series that never falls, at(1) to at(retries), of which 0 means no
-// end. It stops after more than maxListed values.
+// rising lists the values of a series that never falls, at(1) to at(retries), of which 0 means
+// no end. It stops after more than maxListed values.
 //
 // It jumps from each value to the next greater value. So a series that stays at its
 // cap for a billion retries costs no more than a short one.

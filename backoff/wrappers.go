@@ -11,6 +11,11 @@ import (
 //	5s 5s
 //
 // and then stops. It never adds a retry: a Policy that stops earlier still does.
+//
+// [Delays] lists the delays of the first Retries failures if Policy is from this package,
+// depends on Count alone, and Retries is at most 1000. Else it lists every delay of Policy, of
+// which some may not occur. A jitter and an [Adaptive] list their wait steps as if the Limit
+// were inside them.
 type Limit struct {
 	// Policy gives the delays. It must not be nil.
 	Policy Policy
@@ -59,6 +64,10 @@ func (p Limit) about() facts {
 // and then stops. It changes neither the number of retries nor whether they end. It does not
 // shorten a wait that middleware.RetryAfter asks for, because that comes after the policy. A policy
 // of your own that reads such a wait from the error is cut.
+//
+// Max also bounds a growing series without a Max, so that [Delays] lists it: [Linear],
+// [Exponential], [Fibonacci] and [DecorrelatedJitter], alone or in a [Limit], an [AtOnce], an
+// [Unbounded], an [Adaptive] or a jitter. [Remarks] tells only facts that are true under Max.
 type Cap struct {
 	// Policy gives the delays. It must not be nil.
 	Policy Policy
@@ -103,6 +112,11 @@ func (p Cap) about() facts { return factsOf(p.Policy).whole() }
 // The age is Failure.Now less First. If these times are unknown it is 0, and the retries may never
 // end. MaxAge knows only the delay it returns. A longer wait that middleware.RetryAfter asks for is
 // known only to middleware.WithMaxAge, which also gives its own reason to the dead letter.
+//
+// [Delays] lists the delays that are not longer than Age, also if the waits before leave no
+// time for one. A jitter with a longer delay lists Age, too, because it may draw a delay just
+// below. Age also bounds the series that Max of a [Cap] bounds. [Remarks] tells if Age is
+// shorter than every delay.
 type MaxAge struct {
 	// Policy gives the delays. It must not be nil.
 	Policy Policy
@@ -128,7 +142,7 @@ func (p MaxAge) describe() description {
 		"backoff.None to never retry", p.Age)
 	d.within = func(bounds) bounds {
 		if p.Age < minDelay {
-			return bounds{} // no retry
+			return bounds{minDelay, 0}
 		}
 		// A delay longer than Age does not matter, as long as it stays longer.
 		return bounds{min(p.Age, MaxDelay) + 1, unlimited}
@@ -156,8 +170,9 @@ func (p MaxAge) about() facts { return factsOf(p.Policy).varied() }
 //
 //	1m 1m 1m …
 //
-// until the message succeeds. It changes no delay and adds no retry. It only makes
-// [CheckEnd] accept the policy.
+// until the message succeeds. It changes no delay and adds no retry. It only makes [CheckEnd]
+// accept the policy. [Remarks] tells that a failing message is retried without end, or that
+// Unbounded adds nothing because Policy passes CheckEnd by itself.
 type Unbounded struct {
 	// Policy gives the delays. It must not be nil.
 	Policy Policy
