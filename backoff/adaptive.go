@@ -115,12 +115,7 @@ func scaled(d time.Duration, factor float64) time.Duration {
 	if factor == 1 {
 		return clamp(d)
 	}
-	exact := math.Round(float64(d) * factor)
-	// Compared as floats before the conversion, which is undefined outside int64.
-	if !(exact < float64(MaxDelay)) {
-		return MaxDelay
-	}
-	return clamp(wholeMilliseconds(time.Duration(exact)))
+	return clamp(wholeMilliseconds(times(d, factor, MaxDelay)))
 }
 
 func (p Adaptive) describe() description {

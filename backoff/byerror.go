@@ -50,16 +50,12 @@ type Case struct {
 
 // Delay returns the result of the first case whose Match is true for Err, or else of Default.
 func (p ByError) Delay(f Failure) (wait time.Duration, retry bool) {
-	return Next(p.choose(f.Err), f)
-}
-
-func (p ByError) choose(err error) Policy {
 	for _, c := range p.Cases {
-		if err != nil && c.Match != nil && c.Match(err) {
-			return c.Policy
+		if f.Err != nil && c.Match != nil && c.Match(f.Err) {
+			return Next(c.Policy, f)
 		}
 	}
-	return p.Default
+	return Next(p.Default, f)
 }
 
 func (p ByError) describe() description {

@@ -57,7 +57,7 @@ var unbounded = bounds{retries: unlimited}
 // describing returns the description of a policy that changes nothing about its parts.
 func describing(name string, ends bool, parts ...part) description {
 	return description{
-		problems: problems{name: name}, parts: parts, ends: ends,
+		problems: problems{name: name}, parts: parts, ends: ends, bounds: unbounded,
 		series: func(bounds) []time.Duration { return []time.Duration{} },
 		within: func(b bounds) bounds { return b },
 		each:   func(d time.Duration) []time.Duration { return []time.Duration{d} },
@@ -69,15 +69,12 @@ func describing(name string, ends bool, parts ...part) description {
 // all of them by its description, and so has a user's type that embeds one. But no bounds are
 // set for that, because its Delay may differ.
 func optional[T any](p Policy, b bounds) T {
-	if isNil(p) {
-		return any(unknown{p}).(T)
-	}
-	if t, has := p.(T); has {
+	if t, has := p.(T); has && !isNil(p) {
 		return t
 	}
-	if teller, is := p.(described); is {
-		d := teller.describe()
-		if d.bounds = unbounded; isOwn(p) {
+	if own, is := p.(described); is && !isNil(p) {
+		d := own.describe()
+		if isOwn(p) {
 			d.bounds = b
 		}
 		return any(d).(T)

@@ -247,13 +247,8 @@ func (j jitter) delay(f Failure) (wait time.Duration, retry bool) {
 // around returns the range from which a delay is drawn for d: above low, up to high.
 func (j jitter) around(d time.Duration) (low, high time.Duration) {
 	low, high = d*j.halves/2, d
-	if j.extra > 0 { // else also if it is invalid
-		// Compared as floats before the conversion, which is undefined outside int64.
-		extra := math.Round(float64(d) * j.extra)
-		if !(extra < float64(MaxDelay-d)) {
-			return low, MaxDelay
-		}
-		high += time.Duration(extra)
+	if j.extra > 0 { // also if it is invalid
+		high += times(d, j.extra, MaxDelay-d)
 	}
 	return low, high
 }

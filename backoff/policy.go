@@ -2,6 +2,7 @@ package backoff
 
 import (
 	"fmt"
+	"math"
 	"reflect"
 	"time"
 )
@@ -86,6 +87,17 @@ func bounded(count int, wait time.Duration) time.Duration {
 
 // clamp puts d within minDelay and MaxDelay.
 func clamp(d time.Duration) time.Duration { return min(max(d, minDelay), MaxDelay) }
+
+// times is d multiplied by factor, rounded to the nanosecond, at most limit.
+func times(d time.Duration, factor float64, limit time.Duration) time.Duration {
+	exact := math.Round(float64(d) * factor)
+	// Compared as floats before the conversion, which is undefined outside int64.
+	// Not "exact >= limit": exact may be NaN if fields are invalid.
+	if !(exact < float64(limit)) {
+		return limit
+	}
+	return time.Duration(max(exact, 0))
+}
 
 // ceiling is the delay at which a series with this Max stays, also if Max is 0 (no cap) or invalid.
 func ceiling(limit time.Duration) time.Duration {

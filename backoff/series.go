@@ -180,13 +180,7 @@ func (p Exponential) at(count int) time.Duration {
 		// Not through float64, which is inexact from 2^53 ns (104 days).
 		return clamp(min(p.Initial, limit))
 	}
-	exact := float64(p.Initial) * math.Pow(p.Factor, float64(count-1))
-	// Compared as floats before the conversion, which is undefined outside int64.
-	// Not "exact >= limit": exact may be NaN if fields are invalid.
-	if !(exact < float64(limit)) {
-		return clamp(limit)
-	}
-	return clamp(min(time.Duration(math.Round(max(exact, 0))), limit))
+	return clamp(times(p.Initial, math.Pow(p.Factor, float64(count-1)), limit))
 }
 
 // flat reports whether every delay is Initial, also if Factor is invalid.
