@@ -131,7 +131,7 @@ func (p Adaptive) describe() description {
 		if b.longest > 0 { // with Least a longer delay is as short
 			b.longest = scaled(b.longest, 1/p.least())
 		}
-		return b.of(p.Policy)
+		return b
 	}
 	d.each = func(delay time.Duration) (delays []time.Duration) {
 		for factor := p.least(); factor < p.most(); factor *= 2 {
@@ -143,8 +143,4 @@ func (p Adaptive) describe() description {
 	return d
 }
 
-func (p Adaptive) about() facts {
-	known := factsOf(p.Policy).varied()
-	known.steps = true
-	return known
-}
+func (p Adaptive) about() facts { return factsOf(p.Policy) }

@@ -76,7 +76,7 @@ func (p ByError) describe() description {
 
 // about counts a ByError without cases like any other.
 func (p ByError) about() facts {
-	known := factsOf(p.Default).varied()
+	known := factsOf(p.Default)
 	for _, c := range p.Cases {
 		one := factsOf(c.Policy)
 		known.retries, known.ends = max(known.retries, one.retries), known.ends && one.ends

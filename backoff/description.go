@@ -205,25 +205,13 @@ func (e *partError) Error() string {
 
 func (e *partError) Unwrap() error { return e.err }
 
-// of returns the bounds for p. The number of retries bounds the delays of p only if they depend
-// on Failure.Count alone, or if p lists wait steps.
-func (b bounds) of(p Policy) bounds {
-	about := factsOf(p)
-	if b.retries > 0 && !about.steps && (b.retries > maxListed || !about.countOnly) {
-		b.retries = unlimited
-	}
-	return b
-}
-
 // facts are what other policies and [MaxRetries] ask about a policy. To ask must not allocate.
 type facts struct {
-	retries   int  // the most retries, if ends
-	ends      bool // retries is known
-	matches   int  // the highest count for which Delay may call a Match
-	countOnly bool // the delays depend on Failure.Count alone
-	drawn     bool // Delay may return a delay that Delays does not list
-	steps     bool // Delays lists several wait steps for each delay, at most for the retries left
-	atOnce    bool // the first retry may come without a delay
+	retries int  // the most retries, if ends
+	ends    bool // retries is known
+	matches int  // the highest count for which Delay may call a Match
+	drawn   bool // Delay may return a delay that Delays does not list
+	atOnce  bool // the first retry may come without a delay
 }
 
 // factsOf returns the facts about p, and none if p is not of this package.
@@ -232,18 +220,6 @@ func factsOf(p Policy) facts {
 		return teller.about()
 	}
 	return facts{}
-}
-
-// whole returns the facts about a wrapper that passes no number of retries to a jitter in it.
-func (f facts) whole() facts {
-	f.steps = false
-	return f
-}
-
-// varied returns the facts about a wrapper whose delays depend on more than Failure.Count.
-func (f facts) varied() facts {
-	f.countOnly, f.steps = false, false
-	return f
 }
 
 // problems collects the problems of the policy called name.

@@ -224,7 +224,7 @@ func (p DecorrelatedJitter) describe() description {
 }
 
 func (p DecorrelatedJitter) about() facts {
-	return facts{retries: p.Retries, ends: p.Retries > 0, drawn: true, steps: true}
+	return facts{retries: p.Retries, ends: p.Retries > 0, drawn: true}
 }
 
 // jitter is the common part of the policies that draw around the delays of another.
@@ -256,7 +256,6 @@ func (j jitter) around(d time.Duration) (low, high time.Duration) {
 func (j jitter) describe(name string) description {
 	d := describing(name, false, part{policy: j.policy})
 	d.steps(j.steps)
-	d.within = func(b bounds) bounds { return b.of(j.policy) }
 	d.each = func(delay time.Duration) []time.Duration {
 		low, high := j.around(delay)
 		return spread(low, high, j.steps)
@@ -266,8 +265,8 @@ func (j jitter) describe(name string) description {
 }
 
 func (j jitter) about() facts {
-	known := factsOf(j.policy).varied()
-	known.drawn, known.steps = true, true
+	known := factsOf(j.policy)
+	known.drawn = true
 	return known
 }
 

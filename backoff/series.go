@@ -15,7 +15,7 @@ func (None) Delay(Failure) (wait time.Duration, retry bool) { return 0, false }
 
 func (None) describe() description { return describing("backoff.None", true) }
 
-func (None) about() facts { return facts{ends: true, countOnly: true} }
+func (None) about() facts { return facts{ends: true} }
 
 // List is a policy that names each delay: List{2 * time.Second, 5 * time.Second,
 // 15 * time.Second} waits
@@ -52,7 +52,7 @@ func (p List) describe() description {
 }
 
 func (p List) about() facts {
-	return facts{retries: len(p), ends: true, countOnly: true, atOnce: p.atOnce()}
+	return facts{retries: len(p), ends: true, atOnce: p.atOnce()}
 }
 
 func (p List) atOnce() bool { return len(p) > 0 && p[0] == 0 }
@@ -257,7 +257,7 @@ func step(f Failure, retries int, at func(count int) time.Duration) (time.Durati
 
 // seriesOf returns the facts of a series with a Retries field.
 func seriesOf(retries int) facts {
-	return facts{retries: retries, ends: retries > 0, countOnly: true}
+	return facts{retries: retries, ends: retries > 0}
 }
 
 // series is the common part of the policies whose delays grow, before any failure.

@@ -12,10 +12,9 @@ import (
 //
 // and then stops. It never adds a retry: a Policy that stops earlier still does.
 //
-// [Delays] lists the delays of the first Retries failures if Policy is from this package,
-// depends on Count alone, and Retries is at most 1000. Else it lists every delay of Policy, of
-// which some may not occur. A jitter and an [Adaptive] list their wait steps as if the Limit
-// were inside them.
+// [Delays] lists the delays of the first Retries failures, also of a jitter or an [Adaptive] in it.
+// It lists every delay of Policy, of which some may not occur, if Retries is above 1000, and of a
+// [ByError], a [MaxAge] and a policy of another package.
 type Limit struct {
 	// Policy gives the delays. It must not be nil.
 	Policy Policy
@@ -36,17 +35,16 @@ func (p Limit) describe() description {
 	d := describing("backoff.Limit", true, part{policy: p.Policy})
 	d.wrong(p.Retries < 0, "Retries %d is negative: use 0 to never retry", p.Retries)
 	d.within = func(b bounds) bounds {
-		if p.Retries >= b.retries {
-			return b
+		if p.Retries <= maxListed {
+			b.retries = min(b.retries, p.Retries)
 		}
-		b.retries = p.Retries
-		return b.of(p.Policy)
+		return b
 	}
 	return d
 }
 
 func (p Limit) about() facts {
-	known := factsOf(p.Policy).whole()
+	known := factsOf(p.Policy)
 	if !known.ends {
 		known.retries = p.Retries
 	}
@@ -98,7 +96,7 @@ func (p Cap) describe() description {
 	return d
 }
 
-func (p Cap) about() facts { return factsOf(p.Policy).whole() }
+func (p Cap) about() facts { return factsOf(p.Policy) }
 
 // MaxAge is a policy that stops retrying messages that would grow too old: MaxAge{
 // Policy: Exponential{Initial: time.Second, Factor: 2}, Age: 10 * time.Second},
@@ -163,7 +161,7 @@ func (p MaxAge) describe() description {
 	return d
 }
 
-func (p MaxAge) about() facts { return factsOf(p.Policy).varied() }
+func (p MaxAge) about() facts { return factsOf(p.Policy) }
 
 // Unbounded is a policy that has the delays of another, and says that no end is
 // wanted: Unbounded{Policy: Constant{Interval: time.Minute}} waits
@@ -197,4 +195,4 @@ func (p Unbounded) describe() description {
 	return d
 }
 
-func (p Unbounded) about() facts { return factsOf(p.Policy).whole() }
+func (p Unbounded) about() facts { return factsOf(p.Policy) }
