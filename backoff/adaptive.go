@@ -77,8 +77,7 @@ func (p Adaptive) Delay(f Failure) (wait time.Duration, retry bool) {
 	if wait == 0 || isNil(p.Health) { // a first retry without a delay stays so
 		return wait, retry
 	}
-	exact := p.factor(p.Health(f.Now), wait, f.age())
-	return scaled(wait, p.rounded(exact)), true
+	return scaled(wait, p.rounded(p.factor(p.Health(f.Now), wait, f.age()))), true
 }
 
 // factor is the factor of the formula for a message of this age, not rounded and without bounds.

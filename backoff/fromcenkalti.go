@@ -1,6 +1,7 @@
 package backoff
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"reflect"
@@ -80,14 +81,12 @@ func (p fromCenkalti) Validate() error {
 	found.wrong(p.aged && p.maxAge <= 0,
 		"WithMaxAge %s is not positive: leave it out for no limit", p.maxAge)
 	first, err := p.build()
-	if err != nil {
-		return found.join(err)
-	}
-	second, err := p.build()
-	if err == nil && shared(first, second) {
-		found.wrong(true,
-			"factory returns the same %T each time, a data race: build a new one in it", first)
-	} else if err == nil {
+	second, again := p.build()
+	err = cmp.Or(err, again)
+	same := shared(first, second)
+	found.wrong(same, "factory returns the same %T each time, a data race: build a new one in it",
+		first)
+	if err == nil && !same {
 		_, err = replay(second, 1)
 	}
 	return found.join(err)
@@ -103,28 +102,25 @@ func (p fromCenkalti) CheckEnd() error {
 }
 
 func (p fromCenkalti) Remarks() (remarks []string) {
-	b, _ := p.build()
-	remark := func(format string, args ...any) {
-		remarks = append(remarks, cenkaltiName+": "+fmt.Sprintf(format, args...))
+	remark := func(is bool, format string, args ...any) {
+		if is {
+			remarks = append(remarks, cenkaltiName+": "+fmt.Sprintf(format, args...))
+		}
 	}
+	b, _ := p.build()
 	limit, limited := p.ageLimit(b)
 	switch b.(type) {
 	case *cenkalti.ConstantBackOff, *cenkalti.ZeroBackOff, *cenkalti.StopBackOff:
 	case *cenkalti.ExponentialBackOff:
-		if limited && !p.aged {
-			remark("the elapsed-time limit of %s is the age of the message, "+
-				"counted from its first failure", limit)
-		}
+		remark(limited && !p.aged, "the elapsed-time limit of %s is the age of the message, "+
+			"counted from its first failure", limit)
 	default:
-		if !limited {
-			remark("an elapsed-time limit inside the %T has no effect; "+
-				"set it with backoff.WithMaxAge", b)
-		}
+		remark(!limited, "an elapsed-time limit inside the %T has no effect; "+
+			"set it with backoff.WithMaxAge", b)
 	}
-	if _, ok := b.(cenkalti.BackOffContext); ok {
-		remark("once the context given to WithContext is cancelled, " +
-			"failures are not retried any more")
-	}
+	_, canEnd := b.(cenkalti.BackOffContext)
+	remark(canEnd, "once the context given to WithContext is cancelled, "+
+		"failures are not retried any more")
 	return remarks
 }
 

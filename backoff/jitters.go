@@ -1,6 +1,7 @@
 package backoff
 
 import (
+	"cmp"
 	"math"
 	"math/rand/v2"
 	"time"
@@ -287,10 +288,7 @@ func draw(seed uint64, count int, low, high time.Duration) time.Duration {
 // spread returns the wait steps of delays above low, up to high: evenly spread, the
 // last of them high.
 func spread(low, high time.Duration, steps int) []time.Duration {
-	n := time.Duration(min(steps, maxSteps))
-	if steps <= 0 {
-		n = defaultSteps
-	}
+	n := time.Duration(cmp.Or(min(max(steps, 0), maxSteps), defaultSteps))
 	delays := make([]time.Duration, 0, n)
 	for i := time.Duration(1); i < n; i++ {
 		delays = append(delays, wholeMilliseconds(low+(high-low)/n*i))

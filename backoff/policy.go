@@ -110,12 +110,13 @@ func ceiling(limit time.Duration) time.Duration {
 // isNil reports whether v is nil or holds a nil pointer or func. A nil slice is a
 // valid value: a List without entries.
 func isNil(v any) bool {
-	if v == nil {
+	switch value := reflect.ValueOf(v); value.Kind() {
+	case reflect.Invalid:
 		return true
+	case reflect.Pointer, reflect.Func:
+		return value.IsNil()
 	}
-	value := reflect.ValueOf(v)
-	kind := value.Kind()
-	return (kind == reflect.Pointer || kind == reflect.Func) && value.IsNil()
+	return false
 }
 
 // describeNil names a v for which isNil is true.

@@ -13,8 +13,8 @@ import (
 // and then stops. It never adds a retry: a Policy that stops earlier still does.
 //
 // [Delays] lists the delays of the first Retries failures, also of a jitter or an [Adaptive] in it.
-// It lists every delay of Policy, of which some may not occur, if Retries is above 1000, and of a
-// [ByError], a [MaxAge] and a policy of another package.
+// But of a [ByError], a [MaxAge] or a policy of another package, and if Retries is above 1000 and
+// no jitter is in it, it lists every delay, of which some may not occur.
 type Limit struct {
 	// Policy gives the delays. It must not be nil.
 	Policy Policy
@@ -35,7 +35,7 @@ func (p Limit) describe() description {
 	d := describing("backoff.Limit", true, part{policy: p.Policy})
 	d.wrong(p.Retries < 0, "Retries %d is negative: use 0 to never retry", p.Retries)
 	d.within = func(b bounds) bounds {
-		if p.Retries <= maxListed {
+		if p.Retries <= maxListed || factsOf(p.Policy).drawn {
 			b.retries = min(b.retries, p.Retries)
 		}
 		return b
