@@ -9,20 +9,19 @@ import (
 	"time"
 )
 
-// described is a policy of this package. Besides its Delay it says only what is different about
-// it.
+// described is a policy of this package. It states its Delay, its description and its facts.
 type described interface {
 	describe() description
 	about() facts
 }
 
-// description is a policy before any failure. It has the optional methods, for [Validate],
-// [CheckEnd], [Delays] and [Remarks]: a policy sets only the fields in which it differs from
-// [describing].
+// description is a policy before any failure. It has the optional methods that [Validate],
+// [CheckEnd], [Delays] and [Remarks] look for. A policy begins with [describing], and sets only
+// the fields in which it differs.
 type description struct {
-	problems        // of its own fields
+	problems        // of its fields
 	parts    []part // the policies that it wraps, none in a series
-	ends     bool   // it ends, or no end is wanted, whatever its parts are
+	ends     bool   // it ends, or no end is wanted; else it ends if its parts do
 	bounds   bounds // set by the wrappers around it
 
 	// series returns the delays of a policy without parts, or nil if it cannot tell.
@@ -44,7 +43,7 @@ type part struct {
 	wrong  error  // of the part itself, or nil
 }
 
-// bounds are set by the wrappers around a policy, so that it lists no delays in vain.
+// bounds are set by the wrappers around a policy, so that it lists no delay that cannot come.
 type bounds struct {
 	longest time.Duration // delays above it count as longest; 0 means that none is set
 	retries int           // the retries that are left

@@ -191,17 +191,13 @@ type DecorrelatedJitter struct {
 // is above Retries.
 func (p DecorrelatedJitter) Delay(f Failure) (wait time.Duration, retry bool) {
 	return step(f, p.Retries, func(count int) time.Duration {
-		low := p.shortest()
+		low := p.bound(0)
 		last := min(max(f.Last, low), MaxDelay) // three of them do not overflow
 		return draw(p.Seed, count, low, min(3*last, p.bound(count)))
 	})
 }
 
-func (p DecorrelatedJitter) shortest() time.Duration {
-	return clamp(min(p.Initial, ceiling(p.Max)))
-}
-
-// bound is the longest delay after count failures, from 1.
+// bound is the longest delay after count failures, from 1, and the shortest delay for 0.
 func (p DecorrelatedJitter) bound(count int) time.Duration {
 	return Exponential{Initial: p.Initial, Factor: 3, Max: p.Max}.at(min(count, 1000) + 1)
 }
@@ -213,8 +209,8 @@ func (p DecorrelatedJitter) describe() description {
 	d.limits(p.Initial, p.Max, p.Retries)
 	d.steps(p.WaitSteps)
 	d.each = func(high time.Duration) []time.Duration {
-		low := min(p.shortest(), high)
-		for count := 1; p.bound(count) < high; count++ {
+		low := high
+		for count := 0; p.bound(count) < high; count++ {
 			low = p.bound(count)
 		}
 		return spread(low, high, p.WaitSteps)

@@ -12,9 +12,9 @@ import (
 //
 // and then stops. It never adds a retry: a Policy that stops earlier still does.
 //
-// [Delays] lists the delays of the first Retries failures, also of a jitter or an [Adaptive] in it.
-// But of a [ByError], a [MaxAge] or a policy of another package, and if Retries is above 1000 and
-// no jitter is in it, it lists every delay, of which some may not occur.
+// [Delays] lists the delays of the first Retries failures, also of a jitter or an [Adaptive] in
+// it. But of a [ByError], a [MaxAge] or a policy of another package, and if Retries is above
+// 1000 and no jitter is in it, it lists every delay, of which some may not occur.
 type Limit struct {
 	// Policy gives the delays. It must not be nil.
 	Policy Policy
