@@ -1,7 +1,6 @@
 package backoff
 
 import (
-	"fmt"
 	"math"
 	"time"
 )
@@ -42,6 +41,7 @@ const (
 // The factor is Least, doubled until it is nearest to the result, and at most Most: ½ 1 2 4 8
 // without Least and Most. So no delay lies between two wait steps, and a Policy that doubles has
 // only four more wait queues than alone. A [Cap] around the Adaptive bounds the longest delay.
+// [Delays] lists every delay of Policy multiplied by every factor: 500ms 1s 2s 4s 8s for 1s.
 //
 // A limit on the age of messages sees the longer delay: [MaxAge] and middleware.WithMaxAge give a
 // message up if its next attempt would come too late. Allow for Most times the longest delay. The
@@ -73,14 +73,11 @@ type Recent struct {
 
 // Delay returns the delay of Policy, multiplied by the factor.
 func (p Adaptive) Delay(f Failure) (wait time.Duration, retry bool) {
-	if wait, retry = Next(p.Policy, f); !retry {
-		return 0, false
+	wait, retry = Next(p.Policy, f)
+	if wait == 0 || isNil(p.Health) { // a first retry without a delay stays so
+		return wait, retry
 	}
-	if isNil(p.Health) || wait == 0 { // a first retry without a delay stays so
-		return wait, true
-	}
-	exact := p.factor(p.Health(f.Now), wait, f.age())
-	return scaled(wait, p.rounded(exact)), true
+	return scaled(wait, p.rounded(p.factor(p.Health(f.Now), wait, f.age()))), true
 }
 
 // factor is the factor of the formula for a message of this age, not rounded and without bounds.
@@ -100,30 +97,16 @@ func (p Adaptive) rounded(exact float64) float64 {
 	return min(math.Ldexp(least, int(min(doublings, 64))), p.most())
 }
 
-// factors are the possible factors: Least, doubled up to Most.
-func (p Adaptive) factors() []float64 {
-	most := p.most()
-	var factors []float64
-	for factor := p.least(); factor < most; factor *= 2 {
-		factors = append(factors, factor)
-	}
-	return append(factors, most)
-}
+// least is the smallest factor, and most the greatest, also if Least and Most are invalid.
+func (p Adaptive) least() float64 { return within(p.Least, defaultLeast, leastLeast, 1) }
+func (p Adaptive) most() float64  { return within(p.Most, defaultMost, 1, mostMost) }
 
-// least is the smallest factor, also if Least is invalid.
-func (p Adaptive) least() float64 {
-	if !(p.Least > 0) {
-		return defaultLeast
+// within is a factor put within low and high, or standard if it is not positive.
+func within(factor, standard, low, high float64) float64 {
+	if !(factor > 0) {
+		return standard
 	}
-	return min(max(p.Least, leastLeast), 1)
-}
-
-// most is the greatest factor, also if Most is invalid.
-func (p Adaptive) most() float64 {
-	if !(p.Most > 0) {
-		return defaultMost
-	}
-	return min(max(p.Most, 1), mostMost)
+	return min(max(factor, low), high)
 }
 
 // scaled is d multiplied by factor, in whole milliseconds.
@@ -131,76 +114,32 @@ func scaled(d time.Duration, factor float64) time.Duration {
 	if factor == 1 {
 		return clamp(d)
 	}
-	exact := math.Round(float64(d) * factor)
-	// Compared as floats before the conversion, which is undefined outside int64.
-	if !(exact < float64(MaxDelay)) {
-		return MaxDelay
-	}
-	return clamp(wholeMilliseconds(time.Duration(exact)))
+	return clamp(wholeMilliseconds(times(d, factor, MaxDelay)))
 }
 
-// Validate returns an error for every invalid field, and the errors of Policy.
-func (p Adaptive) Validate() error {
-	found := problems{name: "backoff.Adaptive"}
-	if isNil(p.Health) {
-		found.add("Health is nil: use Recent of an adaptive.Health, which package " +
-			"middleware/adaptive has, or Policy without backoff.Adaptive")
-	}
+func (p Adaptive) describe() description {
+	d := describing("backoff.Adaptive", false, part{policy: p.Policy})
+	d.wrong(isNil(p.Health), "Health is nil: use Recent of an adaptive.Health, which package "+
+		"middleware/adaptive has, or Policy without backoff.Adaptive")
 	// Also NaN.
-	if p.Least != 0 && !(p.Least >= leastLeast && p.Least <= 1) {
-		found.add("Least %v is not from %v to 1: use 0 for %v", p.Least, leastLeast, defaultLeast)
-	}
-	if p.Most != 0 && !(p.Most >= 1 && p.Most <= mostMost) {
-		found.add("Most %v is not from 1 to %v: use 0 for %v", p.Most, mostMost, defaultMost)
-	}
-	found.inner(p.Policy)
-	return found.join()
-}
-
-// CheckEnd returns CheckEnd of Policy: an Adaptive adds no end.
-func (p Adaptive) CheckEnd() error { return CheckEnd(p.Policy) }
-
-// Delays returns every delay of Policy multiplied by every factor, or nil if Policy lists none:
-// 500ms 1s 2s 4s 8s for 1s.
-func (p Adaptive) Delays() []time.Duration {
-	inner, known := Delays(p.Policy)
-	if !known {
-		return nil
-	}
-	delays := []time.Duration{}
-	for _, d := range inner {
-		for _, factor := range p.factors() {
-			delays = append(delays, scaled(d, factor))
+	d.wrong(p.Least != 0 && !(p.Least >= leastLeast && p.Least <= 1),
+		"Least %v is not from %v to 1: use 0 for %v", p.Least, leastLeast, defaultLeast)
+	d.wrong(p.Most != 0 && !(p.Most >= 1 && p.Most <= mostMost),
+		"Most %v is not from 1 to %v: use 0 for %v", p.Most, mostMost, defaultMost)
+	d.within = func(b bounds) bounds {
+		if b.longest > 0 { // with Least a longer delay is as short
+			b.longest = scaled(b.longest, 1/p.least())
 		}
+		return b
 	}
-	return delays
-}
-
-// Remarks returns the number of wait queues, and the remarks on Policy.
-func (p Adaptive) Remarks() []string {
-	var remarks []string
-	inner, _ := Delays(p.Policy)
-	if all, _ := Delays(p); len(all) > len(inner) {
-		remarks = append(remarks, fmt.Sprintf("backoff.Adaptive: topology.PerQueue and "+
-			"topology.Shared need up to %d wait queues instead of %d; a smaller Most needs fewer",
-			len(all), len(inner)))
+	d.each = func(delay time.Duration) (delays []time.Duration) {
+		for factor := p.least(); factor < p.most(); factor *= 2 {
+			delays = append(delays, scaled(delay, factor))
+		}
+		return append(delays, scaled(delay, p.most()))
 	}
-	return append(remarks, Remarks(p.Policy)...)
+	d.fewer = "a smaller Most needs fewer"
+	return d
 }
 
-func (p Adaptive) about() facts {
-	known := factsOf(p.Policy)
-	known.countOnly = false
-	return known
-}
-
-// lower keeps the delays of Policy that Least makes shorter than limit.
-func (p Adaptive) lower(limit time.Duration) Policy {
-	p.Policy = lower(p.Policy, scaled(limit, 1/p.least()))
-	return p
-}
-
-func (p Adaptive) limited(retries int) (Policy, bool) {
-	p.Policy = Limit{Policy: p.Policy, Retries: retries}
-	return p, true
-}
+func (p Adaptive) about() facts { return factsOf(p.Policy) }

@@ -35,55 +35,25 @@ func (p AtOnce) Delay(f Failure) (wait time.Duration, retry bool) {
 	return clamp(wait), true
 }
 
-// Validate returns an error for every invalid field, and the errors of Policy.
-func (p AtOnce) Validate() error {
-	found := problems{name: "backoff.AtOnce"}
-	if factsOf(p.Policy).atOnce {
-		found.add("Policy begins without a delay itself, and only the first retry may: use Policy " +
-			"without backoff.AtOnce")
+func (p AtOnce) describe() description {
+	d := describing("backoff.AtOnce", false, part{policy: p.Policy})
+	d.wrong(factsOf(p.Policy).atOnce, "Policy begins without a delay itself, and only the first "+
+		"retry may: use Policy without backoff.AtOnce")
+	d.within = func(b bounds) bounds {
+		if b.retries < unlimited {
+			b.retries--
+		}
+		return b
 	}
-	found.inner(p.Policy)
-	return found.join()
+	return d
 }
-
-// CheckEnd returns CheckEnd of Policy: AtOnce adds no end.
-func (p AtOnce) CheckEnd() error { return CheckEnd(p.Policy) }
-
-// Delays returns the delays of Policy, or nil if Policy lists none. The first retry needs no wait
-// queue.
-func (p AtOnce) Delays() []time.Duration { return listed(p.Policy) }
-
-// Remarks returns the remarks on Policy.
-func (p AtOnce) Remarks() []string { return Remarks(p.Policy) }
 
 func (p AtOnce) about() facts {
 	known := factsOf(p.Policy)
-	known.retries = oneMore(max(known.retries, 0))
+	known.retries = min(max(known.retries, 0), math.MaxInt-1) + 1
 	if known.matches > 0 {
-		known.matches = oneMore(known.matches)
+		known.matches = min(known.matches, math.MaxInt-1) + 1
 	}
 	known.atOnce = true
 	return known
-}
-
-func (p AtOnce) lower(limit time.Duration) Policy {
-	p.Policy = lower(p.Policy, limit)
-	return p
-}
-
-func (p AtOnce) limited(retries int) (Policy, bool) {
-	within, is := limited(p.Policy, retries-1)
-	if !is {
-		return p, false
-	}
-	p.Policy = within
-	return p, true
-}
-
-// oneMore is n+1, but at most the greatest int.
-func oneMore(n int) int {
-	if n == math.MaxInt {
-		return n
-	}
-	return n + 1
 }

@@ -3,7 +3,6 @@ package backoff
 import (
 	"errors"
 	"fmt"
-	"iter"
 	"math"
 	"time"
 )
@@ -23,6 +22,9 @@ import (
 // sees the failure unchanged: Count is the number of all failures of the message,
 // of any error. A message that has failed three times on the network, and then with
 // errLocked, waits the fourth delay of that series, 5s.
+//
+// [Delays] lists the delays of every case and of Default, if each lists its own. [Validate],
+// [CheckEnd] and [Remarks] name the case by its index from 0. They call no Match.
 //
 // middleware.LastAttempt shows the policy an error of no known kind, so that
 // Default decides: with None there, it is true on every attempt.
@@ -48,68 +50,28 @@ type Case struct {
 
 // Delay returns the result of the first case whose Match is true for Err, or else of Default.
 func (p ByError) Delay(f Failure) (wait time.Duration, retry bool) {
-	return Next(p.choose(f.Err), f)
-}
-
-func (p ByError) choose(err error) Policy {
-	if err == nil {
-		return p.Default
-	}
 	for _, c := range p.Cases {
-		if c.Match != nil && c.Match(err) {
-			return c.Policy
+		if f.Err != nil && c.Match != nil && c.Match(f.Err) {
+			return Next(c.Policy, f)
 		}
 	}
-	return p.Default
+	return Next(p.Default, f)
 }
 
-// Validate returns an error for everything that is nil, joined with the errors of
-// every policy. Each line names its case by the index from 0. It calls no Match.
-func (p ByError) Validate() error {
-	found := problems{name: "backoff.ByError"}
+func (p ByError) describe() description {
+	parts := make([]part, 0, len(p.Cases)+1)
 	for i, c := range p.Cases {
+		in := part{policy: c.Policy, where: fmt.Sprintf("backoff.ByError: case [%d]: ", i)}
 		if c.Match == nil {
-			found.add("%s: Match is nil: use backoff.Is with an error, backoff.As "+
-				"or a func of your own", caseName(i))
+			in.wrong = errors.New(in.where + "Match is nil: use backoff.Is with an error, backoff.As " +
+				"or a func of your own")
 		}
-		found.part(caseName(i), Validate(c.Policy))
+		parts = append(parts, in)
 	}
-	found.part(defaultName, Validate(p.Default))
-	return found.join()
-}
-
-// CheckEnd returns an error that wraps [ErrNoEnd] unless every case and Default
-// ends. It joins their errors, each line with its case.
-func (p ByError) CheckEnd() error {
-	found := problems{name: "backoff.ByError"}
-	for name, policy := range p.policies() {
-		found.part(name, CheckEnd(policy))
-	}
-	return found.join()
-}
-
-// Delays returns the delays of every case and of Default, or nil if one of them lists none.
-func (p ByError) Delays() []time.Duration {
-	delays := []time.Duration{}
-	for _, policy := range p.policies() {
-		some, known := Delays(policy)
-		if !known {
-			return nil
-		}
-		delays = append(delays, some...)
-	}
-	return delays
-}
-
-// Remarks returns the remarks on every case and on Default, each with its case.
-func (p ByError) Remarks() []string {
-	var remarks []string
-	for name, policy := range p.policies() {
-		for _, remark := range Remarks(policy) {
-			remarks = append(remarks, "backoff.ByError: "+name+": "+remark)
-		}
-	}
-	return remarks
+	parts = append(parts, part{policy: p.Default, where: "backoff.ByError: Default: "})
+	d := describing("backoff.ByError", false, parts...)
+	d.within = func(bounds) bounds { return unbounded }
+	return d
 }
 
 // about counts a ByError without cases like any other.
@@ -120,25 +82,9 @@ func (p ByError) about() facts {
 		known.retries, known.ends = max(known.retries, one.retries), known.ends && one.ends
 		known.drawn, known.atOnce = known.drawn || one.drawn, known.atOnce || one.atOnce
 	}
-	known.countOnly, known.matches = false, math.MaxInt
+	known.matches = math.MaxInt
 	return known
 }
-
-// policies are the policies of the cases and Default, by name.
-func (p ByError) policies() iter.Seq2[string, Policy] {
-	return func(yield func(string, Policy) bool) {
-		for i, c := range p.Cases {
-			if !yield(caseName(i), c.Policy) {
-				return
-			}
-		}
-		yield(defaultName, p.Default)
-	}
-}
-
-const defaultName = "Default"
-
-func caseName(index int) string { return fmt.Sprintf("case [%d]", index) }
 
 // Is returns a Match for a [Case] that is true for target and for every error that
 // wraps it, in the sense of [errors.Is]. For a nil target, a sentinel that was

@@ -39,5 +39,6 @@
 // attempts in all. Every delay lies within 1 ms and [MaxDelay]; only the first may be 0.
 //
 // A policy of your own needs only Delay. Optional methods tell more about it:
-// [Validate], [CheckEnd], [Delays] and [Remarks] look for them.
+// [Validate], [CheckEnd], [Delays] and [Remarks] look for them. The policies of this
+// package have no such methods: ask these functions.
 package backoff

@@ -1,6 +1,7 @@
 package backoff
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"reflect"
@@ -62,12 +63,9 @@ type fromCenkalti struct {
 const cenkaltiName = "backoff.FromCenkalti"
 
 func (p fromCenkalti) Delay(f Failure) (wait time.Duration, retry bool) {
-	b, err := p.build()
-	if err != nil {
-		return 0, false
-	}
+	b, _ := p.build()
 	limit, limited := p.ageLimit(b)
-	wait, err = replay(b, f.Count)
+	wait, err := replay(b, f.Count)
 	if err != nil || wait == cenkalti.Stop {
 		return 0, false
 	}
@@ -80,66 +78,49 @@ func (p fromCenkalti) Delay(f Failure) (wait time.Duration, retry bool) {
 
 func (p fromCenkalti) Validate() error {
 	found := problems{name: cenkaltiName}
-	if p.aged && p.maxAge <= 0 {
-		found.add("WithMaxAge %s is not positive: leave it out for no limit", p.maxAge)
-	}
+	found.wrong(p.aged && p.maxAge <= 0,
+		"WithMaxAge %s is not positive: leave it out for no limit", p.maxAge)
 	first, err := p.build()
-	if err != nil {
-		return found.join(err)
+	second, again := p.build()
+	err = cmp.Or(err, again)
+	same := shared(first, second)
+	found.wrong(same, "factory returns the same %T each time, a data race: build a new one in it",
+		first)
+	if err == nil && !same {
+		_, err = replay(second, 1)
 	}
-	second, err := p.build()
-	if err != nil {
-		return found.join(err)
-	}
-	if shared(first, second) {
-		found.add("factory returns the same %T each time, a data race: build a new one in it", first)
-		return found.join()
-	}
-	_, err = replay(second, 1)
 	return found.join(err)
 }
 
 func (p fromCenkalti) CheckEnd() error {
-	b, err := p.build()
-	if err != nil {
-		return nil // never retries
-	}
-	if _, limited := p.ageLimit(b); limited {
-		return nil
-	}
-	if _, stops := b.(*cenkalti.StopBackOff); stops {
+	b, _ := p.build()
+	_, limited := p.ageLimit(b)
+	if _, stops := b.(*cenkalti.StopBackOff); limited || stops {
 		return nil
 	}
 	return noEnd(fmt.Sprintf("%s (%T)", cenkaltiName, b), "set an age limit with backoff.WithMaxAge, ")
 }
 
-func (p fromCenkalti) Remarks() []string {
-	b, err := p.build()
-	if err != nil {
-		return nil
+func (p fromCenkalti) Remarks() (remarks []string) {
+	remark := func(is bool, format string, args ...any) {
+		if is {
+			remarks = append(remarks, cenkaltiName+": "+fmt.Sprintf(format, args...))
+		}
 	}
-	var remarks []string
-	remark := func(format string, args ...any) {
-		remarks = append(remarks, cenkaltiName+": "+fmt.Sprintf(format, args...))
-	}
+	b, _ := p.build()
 	limit, limited := p.ageLimit(b)
 	switch b.(type) {
 	case *cenkalti.ConstantBackOff, *cenkalti.ZeroBackOff, *cenkalti.StopBackOff:
 	case *cenkalti.ExponentialBackOff:
-		if limited && !p.aged {
-			remark("the elapsed-time limit of %s is the age of the message, "+
-				"counted from its first failure", limit)
-		}
+		remark(limited && !p.aged, "the elapsed-time limit of %s is the age of the message, "+
+			"counted from its first failure", limit)
 	default:
-		if !limited {
-			remark("an elapsed-time limit inside the %T has no effect; "+
-				"set it with backoff.WithMaxAge", b)
-		}
+		remark(!limited, "an elapsed-time limit inside the %T has no effect; "+
+			"set it with backoff.WithMaxAge", b)
 	}
-	if _, ok := b.(cenkalti.BackOffContext); ok {
-		remark("once the context given to WithContext is cancelled, " +
-			"failures are not retried any more")
-	}
+	_, canEnd := b.(cenkalti.BackOffContext)
+	remark(canEnd, "once the context given to WithContext is cancelled, "+
+		"failures are not retried any more")
 	return remarks
 }
 
@@ -154,18 +135,20 @@ func (p fromCenkalti) ageLimit(b cenkalti.BackOff) (limit time.Duration, limited
 	return 0, false
 }
 
-// build calls the factory. A panic becomes an error.
+// build calls the factory. A panic becomes an error, with a BackOff that never retries.
 func (p fromCenkalti) build() (b cenkalti.BackOff, err error) {
+	b = &cenkalti.StopBackOff{}
 	if p.factory == nil {
-		return nil, errors.New(cenkaltiName + ": factory is nil: give a func that returns a new BackOff")
+		return b, errors.New(cenkaltiName +
+			": factory is nil: give a func that returns a new BackOff")
 	}
 	defer recovered("factory", &err)
-	b = p.factory()
-	if isNil(b) {
-		return nil, fmt.Errorf("%s: factory returns %s: return a new BackOff",
-			cenkaltiName, describeNil(b))
+	built := p.factory()
+	if isNil(built) {
+		return b, fmt.Errorf("%s: factory returns %s: return a new BackOff",
+			cenkaltiName, describeNil(built))
 	}
-	return b, nil
+	return built, nil
 }
 
 // replay returns result number count of b. A panic becomes an error.

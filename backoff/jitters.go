@@ -1,7 +1,7 @@
 package backoff
 
 import (
-	"fmt"
+	"cmp"
 	"math"
 	"math/rand/v2"
 	"time"
@@ -12,6 +12,8 @@ const (
 	defaultSteps = 4
 	// maxSteps bounds WaitSteps, because each is a queue.
 	maxSteps = 100
+
+	fewerSteps = "WaitSteps sets the number for each delay"
 )
 
 // FullJitter is a policy that waits any time up to the delay of another, so that
@@ -27,6 +29,9 @@ const (
 // average is half the delay of Policy: of all jitters this one spreads best and waits least. It is
 // the "full jitter" of https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/:
 // random_between(0, min(cap, base * 2^attempt)).
+//
+// [Delays] lists the wait steps of every delay of Policy: 250ms 500ms 750ms 1s 1.5s 2s for 1s
+// and 2s. No delay is above the longest. [Remarks] tells their number, and warns of a Seed.
 type FullJitter struct {
 	// Policy gives the longest delay. It must not be nil.
 	Policy Policy
@@ -42,38 +47,11 @@ type FullJitter struct {
 // Delay returns a wait between 1 ms and the delay of Policy.
 func (p FullJitter) Delay(f Failure) (wait time.Duration, retry bool) { return p.jitter().delay(f) }
 
-// Validate returns an error for every invalid field, and the errors of Policy.
-func (p FullJitter) Validate() error {
-	return p.jitter().validate(&problems{name: "backoff.FullJitter"})
-}
-
-// CheckEnd returns CheckEnd of Policy.
-func (p FullJitter) CheckEnd() error { return CheckEnd(p.Policy) }
-
-// Delays returns the wait steps of every delay of Policy, or nil if Policy lists
-// none: 250ms 500ms 750ms 1s 1.5s 2s for 1s and 2s. No delay is above the longest.
-func (p FullJitter) Delays() []time.Duration { return p.jitter().delays() }
-
-// Remarks returns the number of wait queues, a warning of a Seed, and the remarks on Policy.
-func (p FullJitter) Remarks() []string { return p.jitter().remarks("backoff.FullJitter", p) }
+func (p FullJitter) describe() description { return p.jitter().describe("backoff.FullJitter") }
 
 func (p FullJitter) about() facts { return p.jitter().about() }
 
-func (p FullJitter) lower(limit time.Duration) Policy {
-	p.Policy = lower(p.Policy, limit)
-	return p
-}
-
-func (p FullJitter) limited(retries int) (Policy, bool) {
-	p.Policy = Limit{Policy: p.Policy, Retries: retries}
-	return p, true
-}
-
-func (p FullJitter) jitter() jitter {
-	return jitter{p.Policy, p.WaitSteps, p.Seed, func(d time.Duration) (low, high time.Duration) {
-		return 0, d
-	}}
-}
+func (p FullJitter) jitter() jitter { return jitter{p.Policy, p.WaitSteps, p.Seed, 0, 0} }
 
 // EqualJitter is a policy that waits half the delay of another and any time up to the other half:
 // EqualJitter{Policy: Exponential{Initial: time.Second, Factor: 2, Retries: 4}} waits
@@ -87,6 +65,10 @@ func (p FullJitter) jitter() jitter {
 // it where a retry must not come at once, as it may with [FullJitter]. It is the "equal jitter" of
 // https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/: temp/2 +
 // random_between(0, temp/2) with temp = min(cap, base * 2^attempt).
+//
+// [Delays] lists the wait steps of every delay of Policy: 625ms 750ms 875ms 1s 1.25s 1.5s 1.75s
+// 2s for 1s and 2s. No delay is above the longest. [Remarks] tells their number, and warns of a
+// Seed.
 type EqualJitter struct {
 	// Policy gives the longest delay. It must not be nil.
 	Policy Policy
@@ -104,38 +86,13 @@ func (p EqualJitter) Delay(f Failure) (wait time.Duration, retry bool) {
 	return p.jitter().delay(f)
 }
 
-// Validate returns an error for every invalid field, and the errors of Policy.
-func (p EqualJitter) Validate() error {
-	return p.jitter().validate(&problems{name: "backoff.EqualJitter"})
+func (p EqualJitter) describe() description {
+	return p.jitter().describe("backoff.EqualJitter")
 }
-
-// CheckEnd returns CheckEnd of Policy.
-func (p EqualJitter) CheckEnd() error { return CheckEnd(p.Policy) }
-
-// Delays returns the wait steps of every delay of Policy, or nil if Policy lists none: 625ms 750ms
-// 875ms 1s 1.25s 1.5s 1.75s 2s for 1s and 2s. No delay is above the longest.
-func (p EqualJitter) Delays() []time.Duration { return p.jitter().delays() }
-
-// Remarks returns the number of wait queues, a warning of a Seed, and the remarks on Policy.
-func (p EqualJitter) Remarks() []string { return p.jitter().remarks("backoff.EqualJitter", p) }
 
 func (p EqualJitter) about() facts { return p.jitter().about() }
 
-func (p EqualJitter) lower(limit time.Duration) Policy {
-	p.Policy = lower(p.Policy, limit)
-	return p
-}
-
-func (p EqualJitter) limited(retries int) (Policy, bool) {
-	p.Policy = Limit{Policy: p.Policy, Retries: retries}
-	return p, true
-}
-
-func (p EqualJitter) jitter() jitter {
-	return jitter{p.Policy, p.WaitSteps, p.Seed, func(d time.Duration) (low, high time.Duration) {
-		return d / 2, d
-	}}
-}
+func (p EqualJitter) jitter() jitter { return jitter{p.Policy, p.WaitSteps, p.Seed, 1, 0} }
 
 // BoundedJitter is a policy that makes the delay of another longer by any part up
 // to a bound, and never shorter: BoundedJitter{Policy: Exponential{Initial:
@@ -150,6 +107,10 @@ func (p EqualJitter) jitter() jitter {
 // not overflow: it stays at [MaxDelay]. Use it where the delay is a promise, such
 // as a rate limit, and messages must only be spread. It is the jitter of
 // wait.Jitter in k8s.io/apimachinery: between the delay and delay + Extra * delay.
+//
+// [Delays] lists the wait steps of every delay of Policy: 1.05s 1.1s 1.15s 1.2s for 1s and an
+// Extra of 0.2. No delay is above the longest. [Remarks] tells their number, and warns of a
+// Seed.
 type BoundedJitter struct {
 	// Policy gives the shortest delay. It must not be nil.
 	Policy Policy
@@ -170,56 +131,20 @@ func (p BoundedJitter) Delay(f Failure) (wait time.Duration, retry bool) {
 	return p.jitter().delay(f)
 }
 
-// Validate returns an error for every invalid field, and the errors of Policy.
-func (p BoundedJitter) Validate() error {
-	found := problems{name: "backoff.BoundedJitter"}
-	if !(p.Extra > 0) || math.IsInf(p.Extra, 0) {
-		found.add("Extra %v is not positive and finite: use 0.2 for up to a fifth more, "+
-			"Policy without backoff.BoundedJitter for no jitter", p.Extra)
-	}
-	return p.jitter().validate(&found)
+func (p BoundedJitter) describe() description {
+	const name = "backoff.BoundedJitter"
+	extra := problems{name: name}
+	extra.wrong(!(p.Extra > 0) || math.IsInf(p.Extra, 0), "Extra %v is not positive and finite: "+
+		"use 0.2 for up to a fifth more, Policy without backoff.BoundedJitter for no jitter", p.Extra)
+	d := p.jitter().describe(name)
+	d.errs = append(extra.errs, d.errs...)
+	return d
 }
-
-// CheckEnd returns CheckEnd of Policy.
-func (p BoundedJitter) CheckEnd() error { return CheckEnd(p.Policy) }
-
-// Delays returns the wait steps of every delay of Policy, or nil if Policy lists
-// none: 1.05s 1.1s 1.15s 1.2s for 1s and an Extra of 0.2. No delay is above the
-// longest.
-func (p BoundedJitter) Delays() []time.Duration { return p.jitter().delays() }
-
-// Remarks returns the number of wait queues, a warning of a Seed, and the remarks on Policy.
-func (p BoundedJitter) Remarks() []string { return p.jitter().remarks("backoff.BoundedJitter", p) }
 
 func (p BoundedJitter) about() facts { return p.jitter().about() }
 
-func (p BoundedJitter) lower(limit time.Duration) Policy {
-	p.Policy = lower(p.Policy, limit)
-	return p
-}
-
-func (p BoundedJitter) limited(retries int) (Policy, bool) {
-	p.Policy = Limit{Policy: p.Policy, Retries: retries}
-	return p, true
-}
-
 func (p BoundedJitter) jitter() jitter {
-	return jitter{p.Policy, p.WaitSteps, p.Seed, func(d time.Duration) (low, high time.Duration) {
-		return d, p.extended(d)
-	}}
-}
-
-// extended is the longest delay drawn for d, also if Extra is invalid.
-func (p BoundedJitter) extended(d time.Duration) time.Duration {
-	if !(p.Extra > 0) {
-		return d
-	}
-	// Compared as floats before the conversion, which is undefined outside int64.
-	extra := math.Round(float64(d) * p.Extra)
-	if !(extra < float64(MaxDelay-d)) {
-		return MaxDelay
-	}
-	return d + time.Duration(extra)
+	return jitter{p.Policy, p.WaitSteps, p.Seed, 2, p.Extra}
 }
 
 // DecorrelatedJitter is a policy whose delay is drawn between Initial and three times the delay
@@ -240,6 +165,10 @@ func (p BoundedJitter) extended(d time.Duration) time.Duration {
 // The delay before is Failure.Last, which may be a delay that middleware.RetryAfter asked for. If
 // it is unknown or below Initial, it counts as Initial. However long it was, delay n is at most
 // Initial * 3^n. It does not overflow: it stays at [MaxDelay].
+//
+// [Delays] lists the wait steps from Initial to the longest delay if Retries or Max bounds it,
+// or a wrapper around it. [Remarks] tells their number, warns of a Seed, and tells if the
+// delays may reach MaxDelay without a Max.
 type DecorrelatedJitter struct {
 	// Initial is the shortest delay. It must be positive and at most [MaxDelay].
 	Initial time.Duration
@@ -262,86 +191,46 @@ type DecorrelatedJitter struct {
 // is above Retries.
 func (p DecorrelatedJitter) Delay(f Failure) (wait time.Duration, retry bool) {
 	return step(f, p.Retries, func(count int) time.Duration {
-		low := p.shortest()
+		low := p.bound(0)
 		last := min(max(f.Last, low), MaxDelay) // three of them do not overflow
 		return draw(p.Seed, count, low, min(3*last, p.bound(count)))
 	})
 }
 
-func (p DecorrelatedJitter) shortest() time.Duration {
-	return clamp(min(p.Initial, ceiling(p.Max)))
-}
-
-// bound is the longest delay after count failures, from 1.
+// bound is the longest delay after count failures, from 1, and the shortest delay for 0.
 func (p DecorrelatedJitter) bound(count int) time.Duration {
-	tripling := Exponential{Initial: p.Initial, Factor: 3, Max: p.Max}
-	return tripling.at(min(count, 1000) + 1)
+	return Exponential{Initial: p.Initial, Factor: 3, Max: p.Max}.at(min(count, 1000) + 1)
 }
 
-// Validate returns an error for every invalid field.
-func (p DecorrelatedJitter) Validate() error {
-	found := problems{name: "backoff.DecorrelatedJitter"}
-	found.delay("Initial", p.Initial)
-	found.limit(p.Max, p.Initial)
-	found.retries(p.Retries)
-	found.steps(p.WaitSteps)
-	return found.join()
-}
-
-// CheckEnd returns an error that wraps [ErrNoEnd] if Retries is 0.
-func (p DecorrelatedJitter) CheckEnd() error {
-	return checkRetries("backoff.DecorrelatedJitter", p.Retries)
-}
-
-// Delays returns the wait steps of every step from Initial to the longest delay if
-// Retries or Max bounds it, else nil. No delay is above the longest.
-func (p DecorrelatedJitter) Delays() []time.Duration {
-	bounds := distinct(p.Retries, p.Max > 0, p.bound)
-	if bounds == nil {
-		return nil
+func (p DecorrelatedJitter) describe() description {
+	longest := series{p.Max, p.Retries, p.Max > 0, p.bound}
+	d := longest.describe("backoff.DecorrelatedJitter")
+	d.delay("Initial", p.Initial)
+	d.limits(p.Initial, p.Max, p.Retries)
+	d.steps(p.WaitSteps)
+	d.each = func(high time.Duration) []time.Duration {
+		low := high
+		for count := 0; p.bound(count) < high; count++ {
+			low = p.bound(count)
+		}
+		return spread(low, high, p.WaitSteps)
 	}
-	delays, low := []time.Duration{}, p.shortest()
-	for _, high := range bounds {
-		delays = append(delays, spread(low, high, p.WaitSteps)...)
-		low = high
-	}
-	return delays
-}
-
-// Remarks returns the number of wait queues, a warning of a Seed, and whether the
-// delays may reach [MaxDelay] without a Max.
-func (p DecorrelatedJitter) Remarks() []string {
-	const name = "backoff.DecorrelatedJitter"
-	remarks := drawingRemarks(name, p.Seed, len(distinct(p.Retries, p.Max > 0, p.bound)), p)
-	return append(remarks, saturation(name, p.Max, p.Retries, p.bound)...)
+	d.seed, d.fewer = p.Seed, fewerSteps
+	d.remark = func(b bounds) string { return longest.within(b).saturation() }
+	return d
 }
 
 func (p DecorrelatedJitter) about() facts {
 	return facts{retries: p.Retries, ends: p.Retries > 0, drawn: true}
 }
 
-func (p DecorrelatedJitter) lower(limit time.Duration) Policy {
-	p.Max = min(ceiling(p.Max), limit)
-	return p
-}
-
-func (p DecorrelatedJitter) limited(retries int) (Policy, bool) {
-	if retries <= 0 {
-		return p, false
-	}
-	if p.Retries == 0 || p.Retries > retries {
-		p.Retries = retries
-	}
-	return p, true
-}
-
-// jitter is the part of the policies that draw around the delays of another.
+// jitter is the common part of the policies that draw around the delays of another.
 type jitter struct {
 	policy Policy
 	steps  int
 	seed   uint64
-	// around returns the range from which a delay d is drawn: above low, up to high.
-	around func(d time.Duration) (low, high time.Duration)
+	halves time.Duration // the shortest draw is so many halves of the delay
+	extra  float64       // the longest draw is so much longer than the delay
 }
 
 func (j jitter) delay(f Failure) (wait time.Duration, retry bool) {
@@ -352,50 +241,30 @@ func (j jitter) delay(f Failure) (wait time.Duration, retry bool) {
 	return draw(j.seed, max(f.Count, 1), low, high), true
 }
 
-func (j jitter) validate(found *problems) error {
-	found.steps(j.steps)
-	found.inner(j.policy)
-	return found.join()
+// around returns the range from which a delay is drawn for d: above low, up to high.
+func (j jitter) around(d time.Duration) (low, high time.Duration) {
+	low, high = d*j.halves/2, d
+	if j.extra > 0 { // also if it is invalid
+		high += times(d, j.extra, MaxDelay-d)
+	}
+	return low, high
 }
 
-// delays returns the wait steps of every delay that the policy lists.
-func (j jitter) delays() []time.Duration {
-	inner, known := Delays(j.policy)
-	if !known {
-		return nil
+func (j jitter) describe(name string) description {
+	d := describing(name, false, part{policy: j.policy})
+	d.steps(j.steps)
+	d.each = func(delay time.Duration) []time.Duration {
+		low, high := j.around(delay)
+		return spread(low, high, j.steps)
 	}
-	delays := []time.Duration{}
-	for _, d := range inner {
-		low, high := j.around(d)
-		delays = append(delays, spread(low, high, j.steps)...)
-	}
-	return delays
-}
-
-func (j jitter) remarks(name string, p Policy) []string {
-	return append(drawingRemarks(name, j.seed, len(listed(j.policy)), p), Remarks(j.policy)...)
+	d.seed, d.fewer = j.seed, fewerSteps
+	return d
 }
 
 func (j jitter) about() facts {
 	known := factsOf(j.policy)
-	known.countOnly, known.drawn = false, true
+	known.drawn = true
 	return known
-}
-
-// drawingRemarks remarks on a Seed, and on the wait queues of p, which draws
-// around this many delays.
-func drawingRemarks(name string, seed uint64, delays int, p Policy) []string {
-	var remarks []string
-	if seed != 0 {
-		remarks = append(remarks, fmt.Sprintf("%s: Seed %d draws the same delays for every message; "+
-			"use 0 outside of tests", name, seed))
-	}
-	if steps, _ := Delays(p); len(steps) > delays {
-		remarks = append(remarks, fmt.Sprintf("%s: topology.PerQueue and topology.Shared need up to "+
-			"%d wait queues instead of %d; WaitSteps sets the number for each delay",
-			name, len(steps), delays))
-	}
-	return remarks
 }
 
 // draw returns a whole number of milliseconds, rounded up, above low and at most high; all are
@@ -415,10 +284,7 @@ func draw(seed uint64, count int, low, high time.Duration) time.Duration {
 // spread returns the wait steps of delays above low, up to high: evenly spread, the
 // last of them high.
 func spread(low, high time.Duration, steps int) []time.Duration {
-	n := time.Duration(defaultSteps)
-	if steps > 0 {
-		n = time.Duration(min(steps, maxSteps))
-	}
+	n := time.Duration(cmp.Or(min(max(steps, 0), maxSteps), defaultSteps))
 	delays := make([]time.Duration, 0, n)
 	for i := time.Duration(1); i < n; i++ {
 		delays = append(delays, wholeMilliseconds(low+(high-low)/n*i))

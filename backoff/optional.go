@@ -3,9 +3,7 @@ package backoff
 import (
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -29,15 +27,18 @@ const maxListed = 1000
 // that returns nil if it cannot tell and an empty slice, not nil, if it never
 // retries. It leaves out a first delay of 0. Order and duplicates do not matter. A
 // type that embeds a policy and changes its Delay must change its Delays, too.
-func Delays(p Policy) (delays []time.Duration, known bool) {
-	if isNil(p) {
-		return nil, false
+func Delays(p Policy) (delays []time.Duration, known bool) { return delaysOf(p, unbounded) }
+
+// delaysOf is Delays for a policy within bounds.
+func delaysOf(p Policy, b bounds) (delays []time.Duration, known bool) {
+	if b.retries <= 0 {
+		return []time.Duration{}, true
 	}
-	lister, ok := p.(interface{ Delays() []time.Duration })
-	if !ok {
-		return nil, false
-	}
-	listed := lister.Delays()
+	return distinct(optional[interface{ Delays() []time.Duration }](p, b).Delays())
+}
+
+// distinct returns the delays as [Delays] does. They are not known if listed is nil.
+func distinct(listed []time.Duration) (delays []time.Duration, known bool) {
 	if listed == nil {
 		return nil, false
 	}
@@ -50,12 +51,6 @@ func Delays(p Policy) (delays []time.Duration, known bool) {
 		return nil, false
 	}
 	return delays, true
-}
-
-// listed is Delays for the method of a wrapper: nil if p cannot tell.
-func listed(p Policy) []time.Duration {
-	delays, _ := Delays(p)
-	return delays
 }
 
 // neverRetries reports whether p lists that it has no delay at all.
@@ -72,14 +67,11 @@ func neverRetries(p Policy) bool {
 //	Remarks() []string
 //
 // to which a wrapper adds Remarks of the policy it wraps.
-func Remarks(p Policy) []string {
-	if isNil(p) {
-		return nil
-	}
-	if r, ok := p.(interface{ Remarks() []string }); ok {
-		return r.Remarks()
-	}
-	return nil
+func Remarks(p Policy) []string { return remarksOf(p, unbounded) }
+
+// remarksOf is Remarks for a policy within bounds.
+func remarksOf(p Policy, b bounds) []string {
+	return optional[interface{ Remarks() []string }](p, b).Remarks()
 }
 
 // MaxRetries returns the most retries that p grants, for any failure. known is
@@ -106,52 +98,6 @@ func MaxRetries(p Policy) (n int, known bool) {
 // Match, and then grants a retry itself, grants none above this count.
 func MaxMatchCount(p Policy) int { return max(factsOf(p).matches, 0) }
 
-// facts tells other policies about one of this package, before any failure.
-type facts struct {
-	retries   int  // the most retries, if ends
-	ends      bool // retries is known
-	matches   int  // the highest count for which Delay may call a Match
-	countOnly bool // the delays depend on Failure.Count alone
-	drawn     bool // Delay may return a delay that Delays does not list
-	atOnce    bool // the first retry may come without a delay
-}
-
-// factsOf returns the facts of the method about, and none without the method.
-func factsOf(p Policy) facts {
-	if teller, is := own[interface{ about() facts }](p); is {
-		return teller.about()
-	}
-	return facts{}
-}
-
-// lower returns p with the Max of the growing series in it set to limit, if it was
-// more or none. The delays up to limit do not change.
-func lower(p Policy, limit time.Duration) Policy {
-	if series, is := own[interface{ lower(time.Duration) Policy }](p); is {
-		return series.lower(limit)
-	}
-	return p
-}
-
-// limited returns a jitter or an Adaptive around at most this many retries, and false
-// if p is neither.
-func limited(p Policy, retries int) (Policy, bool) {
-	if jitter, is := own[interface{ limited(int) (Policy, bool) }](p); is {
-		return jitter.limited(retries)
-	}
-	return p, false
-}
-
-// own returns p as a T if this package defines its type. A user's type that embeds
-// a policy inherits its methods, also the unexported ones, but may change Delay.
-func own[T any](p Policy) (t T, is bool) {
-	if p == nil || reflect.TypeOf(p).PkgPath() != reflect.TypeFor[None]().PkgPath() {
-		return t, false
-	}
-	t, is = p.(T)
-	return t, is
-}
-
 // ErrNoEnd is wrapped by the error of [CheckEnd]: the policy is not known to stop
 // retrying, and is not in an [Unbounded].
 var ErrNoEnd = errors.New("policy is not known to stop retrying")
@@ -169,10 +115,7 @@ func Validate(p Policy) error {
 	if isNil(p) {
 		return fmt.Errorf("policy is %s: use backoff.None to never retry", describeNil(p))
 	}
-	if v, ok := p.(interface{ Validate() error }); ok {
-		return v.Validate()
-	}
-	return nil
+	return optional[interface{ Validate() error }](p, unbounded).Validate()
 }
 
 // CheckEnd returns nil if p is known to stop retrying, or if an [Unbounded] says
@@ -187,20 +130,11 @@ func Validate(p Policy) error {
 // CheckEnd of the policy it wraps. Without the method, only a policy that lists no
 // delay at all (see [Delays]) is known to stop.
 func CheckEnd(p Policy) error {
-	if isNil(p) {
-		return nil
+	err := optional[interface{ CheckEnd() error }](p, unbounded).CheckEnd()
+	if err != nil && !errors.Is(err, ErrNoEnd) {
+		return fmt.Errorf("%w: %w", ErrNoEnd, err)
 	}
-	if c, ok := p.(interface{ CheckEnd() error }); ok {
-		err := c.CheckEnd()
-		if err != nil && !errors.Is(err, ErrNoEnd) {
-			return fmt.Errorf("%w: %w", ErrNoEnd, err)
-		}
-		return err
-	}
-	if neverRetries(p) {
-		return nil
-	}
-	return noEnd(fmt.Sprintf("%T", p), "")
+	return err
 }
 
 // noEnd wraps ErrNoEnd for the named policy. ownWay is the way out that only this
@@ -210,98 +144,3 @@ func noEnd(name, ownWay string) error {
 		"use middleware.WithMaxAttempts or middleware.WithMaxAge, "+
 		"or wrap it in backoff.Unbounded if no end is wanted", name, ErrNoEnd, ownWay)
 }
-
-// checkRetries is CheckEnd for a policy with a Retries field.
-func checkRetries(name string, retries int) error {
-	if retries == 0 {
-		return noEnd(name, "set Retries, ")
-	}
-	return nil
-}
-
-// problems collects the problems of the policy called name.
-type problems struct {
-	name string
-	errs []error
-}
-
-func (p *problems) add(format string, args ...any) {
-	p.errs = append(p.errs, fmt.Errorf(p.name+": "+format, args...))
-}
-
-func (p *problems) join(others ...error) error { return errors.Join(append(p.errs, others...)...) }
-
-// delay checks a field that is a delay.
-func (p *problems) delay(field string, d time.Duration) {
-	if d <= 0 {
-		p.add("%s %s is not positive: a delay is at least 1ms", field, d)
-	}
-	p.long(field, d)
-}
-
-// long checks a field that may be no more than MaxDelay.
-func (p *problems) long(field string, d time.Duration) {
-	if d > MaxDelay {
-		p.add("%s %s is above %s, the longest TTL of a RabbitMQ queue: use at most backoff.MaxDelay",
-			field, d, MaxDelay)
-	}
-}
-
-// limit checks a Max, of which 0 means none, against the Initial it caps.
-func (p *problems) limit(limit, initial time.Duration) {
-	switch {
-	case limit < 0:
-		p.add("Max %s is negative: use 0 for no cap", limit)
-	case limit > 0 && limit < initial:
-		p.add("Max %s is below Initial %s: raise Max or lower Initial", limit, initial)
-	}
-	p.long("Max", limit)
-}
-
-// retries checks a Retries field of which 0 means no end.
-func (p *problems) retries(retries int) {
-	if retries < 0 {
-		p.add("Retries %d is negative: use backoff.None to never retry, 0 for no end", retries)
-	}
-}
-
-// steps checks the WaitSteps of a jitter, of which 0 means the default.
-func (p *problems) steps(steps int) {
-	switch {
-	case steps < 0:
-		p.add("WaitSteps %d is negative: use 0 for %d", steps, defaultSteps)
-	case steps == 1:
-		p.add("WaitSteps 1 spreads nothing: use at least 2, or 0 for %d", defaultSteps)
-	case steps > maxSteps:
-		p.add("WaitSteps %d would be as many queues for each delay: use at most %d, or 0 for %d",
-			steps, maxSteps, defaultSteps)
-	}
-}
-
-// inner checks the policy that a wrapper wraps.
-func (p *problems) inner(policy Policy) {
-	if isNil(policy) {
-		p.add("Policy is %s: give it the policy to wrap", describeNil(policy))
-	} else if err := Validate(policy); err != nil {
-		p.errs = append(p.errs, err)
-	}
-}
-
-// part adds err, unless it is nil, as a problem of the part with this name.
-func (p *problems) part(name string, err error) {
-	if err != nil {
-		p.errs = append(p.errs, &partError{where: p.name + ": " + name + ": ", err: err})
-	}
-}
-
-// partError is err with where in front of every line, because err may be several errors joined.
-type partError struct {
-	where string
-	err   error
-}
-
-func (e *partError) Error() string {
-	return e.where + strings.ReplaceAll(e.err.Error(), "\n", "\n"+e.where)
-}
-
-func (e *partError) Unwrap() error { return e.err }

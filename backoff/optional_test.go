@@ -138,6 +138,20 @@ func TestMaxRetriesDoesNotAllocate(t *testing.T) {
 	assert.Zero(t, testing.AllocsPerRun(100, func() { backoff.MaxRetries(p) }))
 }
 
+// A type that embeds a policy inherits its answers. A wrapper around it does not change them.
+func TestEmbeddedAnswers(t *testing.T) {
+	t.Parallel()
+	two := embedding{backoff.List{s, 2 * s}}
+	requireDelays(t, two, "1s 2s")
+	requireDelays(t, limit(two, 1), "1s 2s")
+	require.NoError(t, backoff.CheckEnd(two))
+	require.EqualError(t, backoff.Validate(embedding{backoff.List{-s}}),
+		"backoff.List: entry [0] -1s is not positive: a delay is at least 1ms")
+	endless := struct{ backoff.Exponential }{doubling}
+	requireDelays(t, capped(endless, 4*s), "?")
+	require.ErrorIs(t, backoff.CheckEnd(endless), backoff.ErrNoEnd)
+}
+
 const waysOut = "wrap it in backoff.Limit or backoff.MaxAge, " +
 	"use middleware.WithMaxAttempts or middleware.WithMaxAge, " +
 	"or wrap it in backoff.Unbounded if no end is wanted"

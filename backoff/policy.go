@@ -2,6 +2,7 @@ package backoff
 
 import (
 	"fmt"
+	"math"
 	"reflect"
 	"time"
 )
@@ -69,16 +70,12 @@ func Next(p Policy, f Failure) (wait time.Duration, retry bool) {
 type PolicyFunc func(f Failure) (time.Duration, bool)
 
 // Delay calls the function and bounds the result as [Next] does. A nil PolicyFunc never retries.
-func (p PolicyFunc) Delay(f Failure) (wait time.Duration, retry bool) {
-	if p == nil {
-		return 0, false
-	}
-	f.Count = max(f.Count, 1)
-	if wait, retry = p(f); !retry {
-		return 0, false
-	}
-	return bounded(f.Count, wait), true
-}
+func (p PolicyFunc) Delay(f Failure) (wait time.Duration, retry bool) { return Next(raw(p), f) }
+
+// raw is a PolicyFunc without bounds.
+type raw func(f Failure) (time.Duration, bool)
+
+func (p raw) Delay(f Failure) (time.Duration, bool) { return p(f) }
 
 // bounded puts the wait after failure number count within its bounds: the first may be 0.
 func bounded(count int, wait time.Duration) time.Duration {
@@ -91,6 +88,17 @@ func bounded(count int, wait time.Duration) time.Duration {
 // clamp puts d within minDelay and MaxDelay.
 func clamp(d time.Duration) time.Duration { return min(max(d, minDelay), MaxDelay) }
 
+// times is d multiplied by factor, rounded to the nanosecond, at most limit.
+func times(d time.Duration, factor float64, limit time.Duration) time.Duration {
+	exact := math.Round(float64(d) * factor)
+	// Compared as floats before the conversion, which is undefined outside int64.
+	// Not "exact >= limit": exact may be NaN if fields are invalid.
+	if !(exact < float64(limit)) {
+		return limit
+	}
+	return time.Duration(max(exact, 0))
+}
+
 // ceiling is the delay at which a series with this Max stays, also if Max is 0 (no cap) or invalid.
 func ceiling(limit time.Duration) time.Duration {
 	if limit <= 0 {
@@ -102,12 +110,13 @@ func ceiling(limit time.Duration) time.Duration {
 // isNil reports whether v is nil or holds a nil pointer or func. A nil slice is a
 // valid value: a List without entries.
 func isNil(v any) bool {
-	if v == nil {
+	switch value := reflect.ValueOf(v); value.Kind() {
+	case reflect.Invalid:
 		return true
+	case reflect.Pointer, reflect.Func:
+		return value.IsNil()
 	}
-	value := reflect.ValueOf(v)
-	kind := value.Kind()
-	return (kind == reflect.Pointer || kind == reflect.Func) && value.IsNil()
+	return false
 }
 
 // describeNil names a v for which isNil is true.

@@ -13,13 +13,9 @@ type None struct{}
 // Delay returns no retry.
 func (None) Delay(Failure) (wait time.Duration, retry bool) { return 0, false }
 
-// CheckEnd returns nil: there is no retry.
-func (None) CheckEnd() error { return nil }
+func (None) describe() description { return describing("backoff.None", true) }
 
-// Delays returns an empty slice: there is no retry.
-func (None) Delays() []time.Duration { return []time.Duration{} }
-
-func (None) about() facts { return facts{ends: true, countOnly: true} }
+func (None) about() facts { return facts{ends: true} }
 
 // List is a policy that names each delay: List{2 * time.Second, 5 * time.Second,
 // 15 * time.Second} waits
@@ -29,7 +25,7 @@ func (None) about() facts { return facts{ends: true, countOnly: true} }
 // and then stops: as many retries as entries. An empty or nil List never retries.
 // The first entry may be 0: see [AtOnce]. An entry below 1 ms means 1 ms; another
 // entry of 0, a negative one, or one above [MaxDelay], is invalid. Do not change the
-// slice after handing it over: the List uses it itself.
+// slice after handing it over: the List uses it itself. [Delays] leaves out a first entry of 0.
 type List []time.Duration
 
 // Delay returns entry number Count, the first for a Count below 1, and no retry after the last.
@@ -41,33 +37,25 @@ func (p List) Delay(f Failure) (wait time.Duration, retry bool) {
 	return bounded(count, p[count-1]), true
 }
 
-// Validate returns an error for every invalid entry, by its index from 0.
-func (p List) Validate() error {
-	found := problems{name: "backoff.List"}
-	for i, d := range p {
-		if i > 0 || d != 0 {
-			found.delay(fmt.Sprintf("entry [%d]", i), d)
-		}
+func (p List) describe() description {
+	d, first := describing("backoff.List", true), 0
+	if p.atOnce() {
+		first = 1 // a first entry of 0 is valid, and needs no wait queue
 	}
-	return found.join()
-}
-
-// CheckEnd returns nil: a List ends after its last entry.
-func (p List) CheckEnd() error { return nil }
-
-// Delays returns a copy of the entries, without a first entry of 0.
-func (p List) Delays() []time.Duration {
-	if len(p) > 0 && p[0] == 0 {
-		p = p[1:]
+	for i := first; i < len(p); i++ {
+		d.delay(fmt.Sprintf("entry [%d]", i), p[i])
 	}
-	return append([]time.Duration{}, p...)
+	d.series = func(b bounds) []time.Duration {
+		return append([]time.Duration{}, p[first:min(len(p), max(b.retries, first))]...)
+	}
+	return d
 }
 
 func (p List) about() facts {
-	return facts{
-		retries: len(p), ends: true, countOnly: true, atOnce: len(p) > 0 && p[0] == 0,
-	}
+	return facts{retries: len(p), ends: true, atOnce: p.atOnce()}
 }
+
+func (p List) atOnce() bool { return len(p) > 0 && p[0] == 0 }
 
 // Constant is a policy that always waits the same time: Constant{Interval:
 // 5 * time.Second, Retries: 3} waits
@@ -88,23 +76,14 @@ func (p Constant) Delay(f Failure) (wait time.Duration, retry bool) {
 	return step(f, p.Retries, func(int) time.Duration { return clamp(p.Interval) })
 }
 
-// Validate returns an error for every invalid field.
-func (p Constant) Validate() error {
-	found := problems{name: "backoff.Constant"}
-	found.delay("Interval", p.Interval)
-	found.retries(p.Retries)
-	return found.join()
-}
-
-// CheckEnd returns an error that wraps [ErrNoEnd] if Retries is 0.
-func (p Constant) CheckEnd() error { return checkRetries("backoff.Constant", p.Retries) }
-
-// Delays returns Interval.
-func (p Constant) Delays() []time.Duration {
-	if p.Retries < 0 {
-		return []time.Duration{}
+func (p Constant) describe() description {
+	d := describing("backoff.Constant", p.Retries != 0)
+	d.delay("Interval", p.Interval)
+	d.retries(p.Retries)
+	d.series = func(bounds) []time.Duration {
+		return rising(p.Retries, func(int) time.Duration { return p.Interval })
 	}
-	return []time.Duration{p.Interval}
+	return d
 }
 
 func (p Constant) about() facts { return seriesOf(p.Retries) }
@@ -116,6 +95,9 @@ func (p Constant) about() facts { return seriesOf(p.Retries) }
 //
 // and then stops. Delay n is Initial + (n-1)*Step, at most Max. The sum does not
 // overflow: it stays at [MaxDelay].
+//
+// [Delays] lists the series if Retries or Max bounds it, or a wrapper around it. [Remarks]
+// tells if it reaches MaxDelay without a Max.
 type Linear struct {
 	// Initial is the first delay. It must be positive and at most [MaxDelay].
 	Initial time.Duration
@@ -147,35 +129,16 @@ func (p Linear) at(count int) time.Duration {
 	return clamp(initial + steps*step)
 }
 
-// Validate returns an error for every invalid field.
-func (p Linear) Validate() error {
-	found := problems{name: "backoff.Linear"}
-	found.delay("Initial", p.Initial)
-	if p.Step <= 0 {
-		found.add("Step %s is not positive: use backoff.Constant for equal delays", p.Step)
-	}
-	found.long("Step", p.Step)
-	found.limit(p.Max, p.Initial)
-	found.retries(p.Retries)
-	return found.join()
+func (p Linear) describe() description {
+	d := series{p.Max, p.Retries, p.Max > 0, p.at}.describe("backoff.Linear")
+	d.delay("Initial", p.Initial)
+	d.wrong(p.Step <= 0, "Step %s is not positive: use backoff.Constant for equal delays", p.Step)
+	d.long("Step", p.Step)
+	d.limits(p.Initial, p.Max, p.Retries)
+	return d
 }
-
-// CheckEnd returns an error that wraps [ErrNoEnd] if Retries is 0.
-func (p Linear) CheckEnd() error { return checkRetries("backoff.Linear", p.Retries) }
-
-// Delays returns the series if Retries or Max bounds it and it has at most 1000
-// distinct delays, else nil.
-func (p Linear) Delays() []time.Duration { return distinct(p.Retries, p.Max > 0, p.at) }
-
-// Remarks tells if the series reaches [MaxDelay] without a Max.
-func (p Linear) Remarks() []string { return saturation("backoff.Linear", p.Max, p.Retries, p.at) }
 
 func (p Linear) about() facts { return seriesOf(p.Retries) }
-
-func (p Linear) lower(limit time.Duration) Policy {
-	p.Max = min(ceiling(p.Max), limit)
-	return p
-}
 
 // Exponential is a policy whose delay is multiplied each time: Exponential{
 // Initial: time.Second, Factor: 2, Retries: 4} waits
@@ -188,6 +151,9 @@ func (p Linear) lower(limit time.Duration) Policy {
 //
 // Delay n is Initial * Factor^(n-1), rounded to the nanosecond, at most Max. It
 // does not overflow: it stays at [MaxDelay]. Nothing is random.
+//
+// [Delays] lists the series if Retries, Max or a Factor of 1 bounds it, or a wrapper around it.
+// [Remarks] tells if it reaches MaxDelay without a Max.
 type Exponential struct {
 	// Initial is the first delay. It must be positive and at most [MaxDelay].
 	Initial time.Duration
@@ -214,51 +180,22 @@ func (p Exponential) at(count int) time.Duration {
 		// Not through float64, which is inexact from 2^53 ns (104 days).
 		return clamp(min(p.Initial, limit))
 	}
-	exact := float64(p.Initial) * math.Pow(p.Factor, float64(count-1))
-	// Compared as floats before the conversion, which is undefined outside int64.
-	// Not "exact >= limit": exact may be NaN if fields are invalid.
-	if !(exact < float64(limit)) {
-		return clamp(limit)
-	}
-	return clamp(min(time.Duration(math.Round(max(exact, 0))), limit))
+	return clamp(times(p.Initial, math.Pow(p.Factor, float64(count-1)), limit))
 }
 
 // flat reports whether every delay is Initial, also if Factor is invalid.
 func (p Exponential) flat() bool { return !(p.Factor > 1) }
 
-// Validate returns an error for every invalid field.
-func (p Exponential) Validate() error {
-	found := problems{name: "backoff.Exponential"}
-	found.delay("Initial", p.Initial)
-	if !(p.Factor >= 1) || math.IsInf(p.Factor, 0) {
-		found.add("Factor %v is not a finite number of at least 1: "+
-			"use 2 to double each delay, backoff.Constant for equal delays", p.Factor)
-	}
-	found.limit(p.Max, p.Initial)
-	found.retries(p.Retries)
-	return found.join()
-}
-
-// CheckEnd returns an error that wraps [ErrNoEnd] if Retries is 0.
-func (p Exponential) CheckEnd() error { return checkRetries("backoff.Exponential", p.Retries) }
-
-// Delays returns the series if Retries, Max or a Factor of 1 bounds it and it has
-// at most 1000 distinct delays, else nil.
-func (p Exponential) Delays() []time.Duration {
-	return distinct(p.Retries, p.Max > 0 || p.flat(), p.at)
-}
-
-// Remarks tells if the series reaches [MaxDelay] without a Max.
-func (p Exponential) Remarks() []string {
-	return saturation("backoff.Exponential", p.Max, p.Retries, p.at)
+func (p Exponential) describe() description {
+	d := series{p.Max, p.Retries, p.Max > 0 || p.flat(), p.at}.describe("backoff.Exponential")
+	d.delay("Initial", p.Initial)
+	d.wrong(!(p.Factor >= 1) || math.IsInf(p.Factor, 0), "Factor %v is not a finite number of "+
+		"at least 1: use 2 to double each delay, backoff.Constant for equal delays", p.Factor)
+	d.limits(p.Initial, p.Max, p.Retries)
+	return d
 }
 
 func (p Exponential) about() facts { return seriesOf(p.Retries) }
-
-func (p Exponential) lower(limit time.Duration) Policy {
-	p.Max = min(ceiling(p.Max), limit)
-	return p
-}
 
 // Fibonacci is a policy whose delay is the sum of the two before it: Fibonacci{
 // Initial: time.Second, Retries: 5} waits
@@ -267,6 +204,9 @@ func (p Exponential) lower(limit time.Duration) Policy {
 //
 // and then stops. Delay n is Initial times number n of the series 1 2 3 5 8 …, which has its 1 only
 // once, at most Max. It is exact and does not overflow: it stays at [MaxDelay].
+//
+// [Delays] lists the series if Retries or Max bounds it, or a wrapper around it. [Remarks]
+// tells if it reaches MaxDelay without a Max.
 type Fibonacci struct {
 	// Initial is the first delay. It must be positive and at most [MaxDelay].
 	Initial time.Duration
@@ -296,32 +236,14 @@ func (p Fibonacci) at(count int) time.Duration {
 	return clamp(current)
 }
 
-// Validate returns an error for every invalid field.
-func (p Fibonacci) Validate() error {
-	found := problems{name: "backoff.Fibonacci"}
-	found.delay("Initial", p.Initial)
-	found.limit(p.Max, p.Initial)
-	found.retries(p.Retries)
-	return found.join()
-}
-
-// CheckEnd returns an error that wraps [ErrNoEnd] if Retries is 0.
-func (p Fibonacci) CheckEnd() error { return checkRetries("backoff.Fibonacci", p.Retries) }
-
-// Delays returns the series if Retries or Max bounds it, else nil.
-func (p Fibonacci) Delays() []time.Duration { return distinct(p.Retries, p.Max > 0, p.at) }
-
-// Remarks tells if the series reaches [MaxDelay] without a Max.
-func (p Fibonacci) Remarks() []string {
-	return saturation("backoff.Fibonacci", p.Max, p.Retries, p.at)
+func (p Fibonacci) describe() description {
+	d := series{p.Max, p.Retries, p.Max > 0, p.at}.describe("backoff.Fibonacci")
+	d.delay("Initial", p.Initial)
+	d.limits(p.Initial, p.Max, p.Retries)
+	return d
 }
 
 func (p Fibonacci) about() facts { return seriesOf(p.Retries) }
-
-func (p Fibonacci) lower(limit time.Duration) Policy {
-	p.Max = min(ceiling(p.Max), limit)
-	return p
-}
 
 // step returns delay number f.Count of a series with a Retries field.
 func step(f Failure, retries int, at func(count int) time.Duration) (time.Duration, bool) {
@@ -335,46 +257,67 @@ func step(f Failure, retries int, at func(count int) time.Duration) (time.Durati
 
 // seriesOf returns the facts of a series with a Retries field.
 func seriesOf(retries int) facts {
-	return facts{retries: retries, ends: retries > 0, countOnly: true}
+	return facts{retries: retries, ends: retries > 0}
 }
 
-// distinct lists the values of a series that never falls, at(1) to at(retries). If
-// retries is 0 the series must be bounded by another field. distinct returns nil
-// if it is not, or if there are more than maxListed values.
+// series is the common part of the policies whose delays grow, before any failure.
+type series struct {
+	max     time.Duration // the field Max
+	retries int           // the field Retries
+	bounded bool          // the delays stop growing, also without Retries
+	at      func(count int) time.Duration
+}
+
+func (s series) describe(name string) description {
+	d := describing(name, s.retries != 0)
+	d.series = func(b bounds) []time.Duration {
+		s := s.within(b)
+		if s.retries == 0 && !s.bounded {
+			return nil
+		}
+		return rising(s.retries, s.at)
+	}
+	d.remark = func(b bounds) string { return s.within(bounds{b.longest, unlimited}).saturation() }
+	return d
+}
+
+// within is the series with the lower Max and the fewer retries of b. [Delays] asks for no list
+// with 0 retries or less, and remarks do not change for them.
+func (s series) within(b bounds) series {
+	if at := s.at; b.longest > 0 {
+		s.at = func(count int) time.Duration { return clamp(min(at(count), b.longest)) }
+		s.max, s.bounded = b.longest, true
+	}
+	if 0 < b.retries && b.retries < unlimited && (s.retries == 0 || b.retries < s.retries) {
+		s.retries = b.retries
+	}
+	return s
+}
+
+// saturation remarks that the series reaches MaxDelay though no Max says so, because a wait of
+// ten years is hardly wanted.
+func (s series) saturation() string {
+	if s.max != 0 || s.retries <= 0 || s.at(s.retries) < MaxDelay {
+		return ""
+	}
+	return fmt.Sprintf(": with Retries %d its delay grows to ten years "+
+		"(backoff.MaxDelay); set Max to cap it", s.retries)
+}
+
+// rising lists the values of a series that never falls, at(1) to at(retries), of which 0 means
+// no end. It stops after more than maxListed values.
 //
 // It jumps from each value to the next greater value. So a series that stays at its
 // cap for a billion retries costs no more than a short one.
-func distinct(retries int, bounded bool, at func(count int) time.Duration) []time.Duration {
+func rising(retries int, at func(count int) time.Duration) []time.Duration {
 	delays, last := []time.Duration{}, retries
-	switch {
-	case retries < 0:
-		return delays
-	case retries == 0 && !bounded:
-		return nil
-	case retries == 0:
-		last = math.MaxInt
+	if retries == 0 || retries == math.MaxInt {
+		last = math.MaxInt - 1 // count does not overflow
 	}
-	for count := 1; len(delays) <= maxListed; {
+	for count := 1; count <= last && len(delays) <= maxListed; {
 		current := at(count)
 		delays = append(delays, current)
-		rest := last - count
-		skip := sort.Search(rest, func(i int) bool { return at(count+1+i) > current })
-		if skip == rest {
-			return delays
-		}
-		count += skip + 1
+		count += 1 + sort.Search(last-count, func(i int) bool { return at(count+1+i) > current })
 	}
-	return nil
-}
-
-// saturation remarks that a growing series reaches MaxDelay though no Max says so,
-// because a wait of ten years is hardly wanted.
-func saturation(
-	name string, limit time.Duration, retries int, at func(count int) time.Duration,
-) []string {
-	if limit != 0 || retries <= 0 || at(retries) < MaxDelay {
-		return nil
-	}
-	return []string{fmt.Sprintf("%s: with Retries %d its delay grows to ten years "+
-		"(backoff.MaxDelay); set Max to cap it", name, retries)}
+	return delays
 }

@@ -306,7 +306,8 @@ func TestListDelays(t *testing.T) {
 	p := backoff.List{5 * s, 2 * s, 5 * s, time.Nanosecond}
 	requireDelays(t, p, "1ms 2s 5s")
 	assert.Equal(t, backoff.List{5 * s, 2 * s, 5 * s, time.Nanosecond}, p, "the caller's list")
-	p.Delays()[0] = time.Hour
+	delays, _ := backoff.Delays(p)
+	delays[0] = time.Hour
 	assert.Equal(t, 5*s, p[0])
 	requireDelays(t, backoff.List{}, "")
 	requireDelays(t, backoff.List(nil), "")

@@ -11,6 +11,10 @@ import (
 //	5s 5s
 //
 // and then stops. It never adds a retry: a Policy that stops earlier still does.
+//
+// [Delays] lists the delays of the first Retries failures, also of a jitter or an [Adaptive] in
+// it. But of a [ByError], a [MaxAge] or a policy of another package, and if Retries is above
+// 1000 and no jitter is in it, it lists every delay, of which some may not occur.
 type Limit struct {
 	// Policy gives the delays. It must not be nil.
 	Policy Policy
@@ -27,47 +31,16 @@ func (p Limit) Delay(f Failure) (wait time.Duration, retry bool) {
 	return Next(p.Policy, f)
 }
 
-// Validate returns an error for every invalid field, and the errors of Policy.
-func (p Limit) Validate() error {
-	found := problems{name: "backoff.Limit"}
-	if p.Retries < 0 {
-		found.add("Retries %d is negative: use 0 to never retry", p.Retries)
-	}
-	found.inner(p.Policy)
-	return found.join()
-}
-
-// CheckEnd returns nil: a Limit ends after Retries.
-func (p Limit) CheckEnd() error { return nil }
-
-// Delays returns the delays of the first Retries failures if Policy is from this
-// package, depends on Count alone, and Retries is at most 1000. Else it returns
-// every delay that Policy lists, of which some may not occur, or nil if Policy
-// lists none. A jitter and an [Adaptive] list their wait steps as if the Limit were inside them.
-func (p Limit) Delays() []time.Duration {
-	if within, is := limited(p.Policy, p.Retries); is {
-		return listed(within)
-	}
-	if p.Retries > maxListed || (p.Retries > 0 && !factsOf(p.Policy).countOnly) {
-		return listed(p.Policy)
-	}
-	delays := []time.Duration{}
-	for count := 1; count <= p.Retries; count++ {
-		wait, retry := Next(p.Policy, Failure{Count: count})
-		if !retry {
-			break
+func (p Limit) describe() description {
+	d := describing("backoff.Limit", true, part{policy: p.Policy})
+	d.wrong(p.Retries < 0, "Retries %d is negative: use 0 to never retry", p.Retries)
+	d.within = func(b bounds) bounds {
+		if p.Retries <= maxListed || factsOf(p.Policy).drawn {
+			b.retries = min(b.retries, p.Retries)
 		}
-		if wait > 0 {
-			delays = append(delays, wait)
-		}
+		return b
 	}
-	return delays
-}
-
-// Remarks returns the remarks on Policy that are true under the Limit.
-func (p Limit) Remarks() []string {
-	within, _ := limited(p.Policy, p.Retries)
-	return Remarks(within)
+	return d
 }
 
 func (p Limit) about() facts {
@@ -81,11 +54,6 @@ func (p Limit) about() facts {
 	return known
 }
 
-func (p Limit) lower(limit time.Duration) Policy {
-	p.Policy = lower(p.Policy, limit)
-	return p
-}
-
 // Cap is a policy that has the delays of another, but none above Max: Cap{Policy:
 // List{time.Second, time.Minute, time.Hour}, Max: 5 * time.Minute} waits
 //
@@ -94,6 +62,10 @@ func (p Limit) lower(limit time.Duration) Policy {
 // and then stops. It changes neither the number of retries nor whether they end. It does not
 // shorten a wait that middleware.RetryAfter asks for, because that comes after the policy. A policy
 // of your own that reads such a wait from the error is cut.
+//
+// Max also bounds a growing series without a Max, so that [Delays] lists it: [Linear],
+// [Exponential], [Fibonacci] and [DecorrelatedJitter], alone or in a [Limit], an [AtOnce], an
+// [Unbounded], an [Adaptive] or a jitter. [Remarks] tells only facts that are true under Max.
 type Cap struct {
 	// Policy gives the delays. It must not be nil.
 	Policy Policy
@@ -104,10 +76,8 @@ type Cap struct {
 
 // Delay returns the result of Policy, but no wait above Max.
 func (p Cap) Delay(f Failure) (wait time.Duration, retry bool) {
-	if wait, retry = Next(p.Policy, f); !retry {
-		return 0, false
-	}
-	return p.cut(wait), true
+	wait, retry = Next(p.Policy, f)
+	return p.cut(wait), retry
 }
 
 func (p Cap) cut(d time.Duration) time.Duration {
@@ -117,33 +87,14 @@ func (p Cap) cut(d time.Duration) time.Duration {
 	return clamp(min(d, ceiling(p.Max)))
 }
 
-// Validate returns an error for every invalid field, and the errors of Policy.
-func (p Cap) Validate() error {
-	found := problems{name: "backoff.Cap"}
-	if p.Max <= 0 {
-		found.add("Max %s is not positive: use Policy without backoff.Cap for no cap", p.Max)
-	}
-	found.long("Max", p.Max)
-	found.inner(p.Policy)
-	return found.join()
+func (p Cap) describe() description {
+	d := describing("backoff.Cap", false, part{policy: p.Policy})
+	d.wrong(p.Max <= 0, "Max %s is not positive: use Policy without backoff.Cap for no cap", p.Max)
+	d.long("Max", p.Max)
+	d.within = func(b bounds) bounds { return bounds{ceiling(p.Max), b.retries} }
+	d.each = func(delay time.Duration) []time.Duration { return []time.Duration{p.cut(delay)} }
+	return d
 }
-
-// CheckEnd returns CheckEnd of Policy: a Cap adds no end.
-func (p Cap) CheckEnd() error { return CheckEnd(p.Policy) }
-
-// Delays returns the delays of Policy, each at most Max, or nil if Policy lists none. Max also
-// bounds a growing series without a Max, so that it is listed: [Linear], [Exponential], [Fibonacci]
-// and [DecorrelatedJitter], alone or in a [Limit], an [Unbounded], an [Adaptive] or a jitter.
-func (p Cap) Delays() []time.Duration {
-	delays := listed(lower(p.Policy, ceiling(p.Max)))
-	for i, d := range delays {
-		delays[i] = p.cut(d)
-	}
-	return delays
-}
-
-// Remarks returns the remarks on Policy that are true under Max.
-func (p Cap) Remarks() []string { return Remarks(lower(p.Policy, ceiling(p.Max))) }
 
 func (p Cap) about() facts { return factsOf(p.Policy) }
 
@@ -159,6 +110,11 @@ func (p Cap) about() facts { return factsOf(p.Policy) }
 // The age is Failure.Now less First. If these times are unknown it is 0, and the retries may never
 // end. MaxAge knows only the delay it returns. A longer wait that middleware.RetryAfter asks for is
 // known only to middleware.WithMaxAge, which also gives its own reason to the dead letter.
+//
+// [Delays] lists the delays that are not longer than Age, also if the waits before leave no
+// time for one. A jitter with a longer delay lists Age, too, because it may draw a delay just
+// below. Age also bounds the series that Max of a [Cap] bounds. [Remarks] tells if Age is
+// shorter than every delay.
 type MaxAge struct {
 	// Policy gives the delays. It must not be nil.
 	Policy Policy
@@ -178,74 +134,43 @@ func (p MaxAge) Delay(f Failure) (wait time.Duration, retry bool) {
 	return wait, true
 }
 
-// Validate returns an error for every invalid field, and the errors of Policy.
-func (p MaxAge) Validate() error {
-	found := problems{name: "backoff.MaxAge"}
-	if p.Age <= 0 {
-		found.add("Age %s is not positive: use Policy without backoff.MaxAge for no limit, "+
-			"backoff.None to never retry", p.Age)
-	}
-	found.inner(p.Policy)
-	return found.join()
-}
-
-// CheckEnd returns nil: a MaxAge ends after Age.
-func (p MaxAge) CheckEnd() error { return nil }
-
-// Delays returns the delays of Policy that are not longer than Age, or nil if
-// Policy lists none. Age also bounds the series that Max of a [Cap] bounds.
-//
-// Every such delay counts, also if the waits before it leave no time for it. A jitter with a longer
-// delay also lists Age itself, because it may draw a delay just below.
-func (p MaxAge) Delays() []time.Duration {
-	delays := []time.Duration{}
-	if p.Age < minDelay {
-		return delays
-	}
-	all, known := Delays(p.lowered())
-	if !known {
-		return nil
-	}
-	between := factsOf(p.Policy).drawn
-	for _, d := range all {
-		if d <= p.Age || between {
-			delays = append(delays, min(d, p.Age))
+func (p MaxAge) describe() description {
+	d := describing("backoff.MaxAge", true, part{policy: p.Policy})
+	d.wrong(p.Age <= 0, "Age %s is not positive: use Policy without backoff.MaxAge for no limit, "+
+		"backoff.None to never retry", p.Age)
+	d.within = func(bounds) bounds {
+		if p.Age < minDelay {
+			return bounds{minDelay, 0}
 		}
+		// A delay longer than Age does not matter, as long as it stays longer.
+		return bounds{min(p.Age, MaxDelay) + 1, unlimited}
 	}
-	return delays
+	d.each = func(delay time.Duration) []time.Duration {
+		if delay > p.Age && !factsOf(p.Policy).drawn {
+			return nil
+		}
+		return []time.Duration{min(delay, p.Age)} // a jitter may draw a delay just below Age
+	}
+	d.remark = func(bounds) string {
+		if isNil(p.Policy) || !neverRetries(p) || neverRetries(p.Policy) {
+			return ""
+		}
+		return fmt.Sprintf(": Age %s is shorter than every delay of %T: there is no retry",
+			p.Age, p.Policy)
+	}
+	return d
 }
 
-// lowered is Policy without the delays far above Age. A delay longer than Age does
-// not matter, as long as it stays longer.
-func (p MaxAge) lowered() Policy { return lower(p.Policy, min(p.Age, MaxDelay)+1) }
-
-// Remarks tells if Age is shorter than every delay of Policy, and the remarks on
-// Policy that are true within Age.
-func (p MaxAge) Remarks() []string {
-	if isNil(p.Policy) {
-		return nil
-	}
-	remarks := Remarks(p.lowered())
-	if neverRetries(p) && !neverRetries(p.Policy) {
-		remarks = append([]string{fmt.Sprintf("backoff.MaxAge: Age %s is shorter than every delay "+
-			"of %T: there is no retry", p.Age, p.Policy)}, remarks...)
-	}
-	return remarks
-}
-
-func (p MaxAge) about() facts {
-	known := factsOf(p.Policy)
-	known.countOnly = false
-	return known
-}
+func (p MaxAge) about() facts { return factsOf(p.Policy) }
 
 // Unbounded is a policy that has the delays of another, and says that no end is
 // wanted: Unbounded{Policy: Constant{Interval: time.Minute}} waits
 //
 //	1m 1m 1m …
 //
-// until the message succeeds. It changes no delay and adds no retry. It only makes
-// [CheckEnd] accept the policy.
+// until the message succeeds. It changes no delay and adds no retry. It only makes [CheckEnd]
+// accept the policy. [Remarks] tells that a failing message is retried without end, or that
+// Unbounded adds nothing because Policy passes CheckEnd by itself.
 type Unbounded struct {
 	// Policy gives the delays. It must not be nil.
 	Policy Policy
@@ -254,37 +179,20 @@ type Unbounded struct {
 // Delay returns the result of Policy.
 func (p Unbounded) Delay(f Failure) (wait time.Duration, retry bool) { return Next(p.Policy, f) }
 
-// Validate returns an error if Policy is nil, else the errors of Policy.
-func (p Unbounded) Validate() error {
-	found := problems{name: "backoff.Unbounded"}
-	found.inner(p.Policy)
-	return found.join()
-}
-
-// CheckEnd returns nil, because no end is wanted.
-func (p Unbounded) CheckEnd() error { return nil }
-
-// Delays returns the delays of Policy.
-func (p Unbounded) Delays() []time.Duration { return listed(p.Policy) }
-
-// Remarks tells that a failing message is retried without end, or that Unbounded adds nothing
-// because Policy passes [CheckEnd] by itself; and the remarks on Policy.
-func (p Unbounded) Remarks() []string {
-	if isNil(p.Policy) {
-		return nil
+func (p Unbounded) describe() description {
+	d := describing("backoff.Unbounded", true, part{policy: p.Policy})
+	d.remark = func(bounds) string {
+		switch {
+		case isNil(p.Policy):
+			return ""
+		case CheckEnd(p.Policy) == nil:
+			return fmt.Sprintf(" adds nothing to %T, "+
+				"which ends by itself or already says that it does not", p.Policy)
+		}
+		return ": the policy has no end; " +
+			"a message that keeps failing is retried until something else stops it"
 	}
-	remark := "backoff.Unbounded: the policy has no end; " +
-		"a message that keeps failing is retried until something else stops it"
-	if CheckEnd(p.Policy) == nil {
-		remark = fmt.Sprintf("backoff.Unbounded adds nothing to %T, "+
-			"which ends by itself or already says that it does not", p.Policy)
-	}
-	return append([]string{remark}, Remarks(p.Policy)...)
+	return d
 }
 
 func (p Unbounded) about() facts { return factsOf(p.Policy) }
-
-func (p Unbounded) lower(limit time.Duration) Policy {
-	p.Policy = lower(p.Policy, limit)
-	return p
-}

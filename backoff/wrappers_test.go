@@ -239,6 +239,16 @@ func TestLimitDelays(t *testing.T) {
 	}...)
 }
 
+// A Limit bounds a jitter also within another wrapper.
+func TestLimitDelaysOfAWrappedJitter(t *testing.T) {
+	t.Parallel()
+	drawn := full(doubling, 2)
+	for _, p := range []backoff.Policy{capped(drawn, time.Hour), unbounded(drawn), limit(drawn, 9)} {
+		requireDelays(t, limit(p, 2), "500ms 1s 2s")
+	}
+	requireDelays(t, limit(backoff.AtOnce{Policy: drawn}, 2), "500ms 1s")
+}
+
 // series embeds a series and changes its delays.
 type series struct{ backoff.Exponential }
 
