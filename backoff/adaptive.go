@@ -3,6 +3,8 @@ package backoff
 import (
 	"math"
 	"time"
+
+	"github.com/millpond-go/millpond/internal/nils"
 )
 
 const (
@@ -74,7 +76,7 @@ type Recent struct {
 // Delay returns the delay of Policy, multiplied by the factor.
 func (p Adaptive) Delay(f Failure) (wait time.Duration, retry bool) {
 	wait, retry = Next(p.Policy, f)
-	if wait == 0 || isNil(p.Health) { // a first retry without a delay stays so
+	if wait == 0 || nils.Is(p.Health) { // a first retry without a delay stays so
 		return wait, retry
 	}
 	return scaled(wait, p.rounded(p.factor(p.Health(f.Now), wait, f.age()))), true
@@ -119,7 +121,7 @@ func scaled(d time.Duration, factor float64) time.Duration {
 
 func (p Adaptive) describe() description {
 	d := describing("backoff.Adaptive", false, part{policy: p.Policy})
-	d.wrong(isNil(p.Health), "Health is nil: use Recent of an adaptive.Health, which package "+
+	d.wrong(nils.Is(p.Health), "Health is nil: use Recent of an adaptive.Health, which package "+
 		"middleware/adaptive has, or Policy without backoff.Adaptive")
 	// Also NaN.
 	d.wrong(p.Least != 0 && !(p.Least >= leastLeast && p.Least <= 1),

@@ -7,6 +7,8 @@ import (
 	"reflect"
 	"strings"
 	"time"
+
+	"github.com/millpond-go/millpond/internal/nils"
 )
 
 // described is a policy of this package. It states its Delay, its description and its facts.
@@ -68,10 +70,10 @@ func describing(name string, ends bool, parts ...part) description {
 // all of them by its description, and so has a user's type that embeds one. But no bounds are
 // set for that, because its Delay may differ.
 func optional[T any](p Policy, b bounds) T {
-	if t, has := p.(T); has && !isNil(p) {
+	if t, has := p.(T); has && !nils.Is(p) {
 		return t
 	}
-	if own, is := p.(described); is && !isNil(p) {
+	if own, is := p.(described); is && !nils.Is(p) {
 		d := own.describe()
 		if isOwn(p) {
 			d.bounds = b
@@ -89,7 +91,7 @@ func (unknown) Delays() []time.Duration { return nil }
 func (unknown) Remarks() []string       { return nil }
 
 func (u unknown) CheckEnd() error {
-	if isNil(u.policy) || neverRetries(u.policy) {
+	if nils.Is(u.policy) || neverRetries(u.policy) {
 		return nil
 	}
 	return noEnd(fmt.Sprintf("%T", u.policy), "")
@@ -105,7 +107,7 @@ func isOwn(p Policy) bool {
 func (d description) Validate() error {
 	for _, in := range d.parts {
 		d.errs = append(d.errs, in.wrong)
-		if in.where == "" && isNil(in.policy) {
+		if in.where == "" && nils.Is(in.policy) {
 			d.wrong(true, "Policy is %s: give it the policy to wrap", describeNil(in.policy))
 		} else {
 			d.errs = append(d.errs, in.locate(Validate(in.policy)))

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	cenkalti "github.com/cenkalti/backoff/v4"
+
+	"github.com/millpond-go/millpond/internal/nils"
 )
 
 // maxReplay bounds the work that a forged or huge count can cause.
@@ -144,7 +146,7 @@ func (p fromCenkalti) build() (b cenkalti.BackOff, err error) {
 	}
 	defer recovered("factory", &err)
 	built := p.factory()
-	if isNil(built) {
+	if nils.Is(built) {
 		return b, fmt.Errorf("%s: factory returns %s: return a new BackOff",
 			cenkaltiName, describeNil(built))
 	}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/millpond-go/millpond/internal/nils"
 )
 
 // maxListed is the most distinct delays that a policy can list, because each would be a queue.
@@ -112,7 +114,7 @@ var ErrNoEnd = errors.New("policy is not known to stop retrying")
 // in which a wrapper joins its own problems with Validate of the policy it wraps.
 // A policy without the method is valid.
 func Validate(p Policy) error {
-	if isNil(p) {
+	if nils.Is(p) {
 		return fmt.Errorf("policy is %s: use backoff.None to never retry", describeNil(p))
 	}
 	return optional[interface{ Validate() error }](p, unbounded).Validate()

@@ -3,8 +3,9 @@ package backoff
 import (
 	"fmt"
 	"math"
-	"reflect"
 	"time"
+
+	"github.com/millpond-go/millpond/internal/nils"
 )
 
 // MaxDelay is the longest delay, ten years: RabbitMQ accepts no longer TTL for a
@@ -55,7 +56,7 @@ func (f Failure) age() time.Duration {
 // After the first failure a wait of exactly 0 stays 0: the message goes straight to the tail of
 // its queue. After a later failure 0 means 1 ms, so that no policy makes a message spin.
 func Next(p Policy, f Failure) (wait time.Duration, retry bool) {
-	if isNil(p) {
+	if nils.Is(p) {
 		return 0, false
 	}
 	f.Count = max(f.Count, 1)
@@ -107,19 +108,7 @@ func ceiling(limit time.Duration) time.Duration {
 	return min(limit, MaxDelay)
 }
 
-// isNil reports whether v is nil or holds a nil pointer or func. A nil slice is a
-// valid value: a List without entries.
-func isNil(v any) bool {
-	switch value := reflect.ValueOf(v); value.Kind() {
-	case reflect.Invalid:
-		return true
-	case reflect.Pointer, reflect.Func:
-		return value.IsNil()
-	}
-	return false
-}
-
-// describeNil names a v for which isNil is true.
+// describeNil names a v for which nils.Is is true.
 func describeNil(v any) string {
 	if v == nil {
 		return "nil"

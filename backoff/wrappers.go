@@ -3,6 +3,8 @@ package backoff
 import (
 	"fmt"
 	"time"
+
+	"github.com/millpond-go/millpond/internal/nils"
 )
 
 // Limit is a policy that allows at most Retries retries of another: Limit{
@@ -152,7 +154,7 @@ func (p MaxAge) describe() description {
 		return []time.Duration{min(delay, p.Age)} // a jitter may draw a delay just below Age
 	}
 	d.remark = func(bounds) string {
-		if isNil(p.Policy) || !neverRetries(p) || neverRetries(p.Policy) {
+		if nils.Is(p.Policy) || !neverRetries(p) || neverRetries(p.Policy) {
 			return ""
 		}
 		return fmt.Sprintf(": Age %s is shorter than every delay of %T: there is no retry",
@@ -183,7 +185,7 @@ func (p Unbounded) describe() description {
 	d := describing("backoff.Unbounded", true, part{policy: p.Policy})
 	d.remark = func(bounds) string {
 		switch {
-		case isNil(p.Policy):
+		case nils.Is(p.Policy):
 			return ""
 		case CheckEnd(p.Policy) == nil:
 			return fmt.Sprintf(" adds nothing to %T, "+

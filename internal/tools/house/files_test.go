@@ -49,7 +49,7 @@ const (
 // library lists the packages that each package for users may import, beside the standard library.
 // "x/…" is x and all packages below it.
 var library = map[string][]string{
-	"backoff":           {cenkalti4},
+	"backoff":           {module + "/internal/nils", cenkalti4},
 	"middleware/header": {module + "/internal/excerpt"},
 	"middleware": {
 		module + "/backoff", module + "/middleware/header", module + "/internal/brake",
