@@ -10,8 +10,13 @@ import (
 	"github.com/millpond-go/millpond/internal/brake"
 )
 
-// longestKeyProbe is how long a probe of a key may take until another message may probe it.
-const longestKeyProbe = 30 * time.Second
+const (
+	// longestKeyProbe is how long a probe of a key may take until another message may probe it.
+	longestKeyProbe = 30 * time.Second
+	// longestYield is how long the probes of other instances may take the place of this one's: any
+	// client may publish news of them.
+	longestYield = 5 * time.Minute
+)
 
 // budgetKeys counts the deliveries of each key of a budget by itself.
 type budgetKeys struct {
@@ -31,6 +36,7 @@ type budgetKey struct {
 	failed    int       // probes in a row
 	succeeded int       // probes in a row
 	next      time.Time // no probe before
+	own       time.Time // the last probe of this instance, or the stop
 }
 
 func newBudgetKeys(of *Budget) *budgetKeys {
@@ -79,7 +85,7 @@ func (k *budgetKeys) admit(key string) (admitted, probe bool) {
 	case now.Before(one.next):
 		return false, false
 	}
-	one.next = now.Add(longestKeyProbe)
+	one.next, one.own = now.Add(longestKeyProbe), now
 	k.of.brake.TellKey(brake.KeyNews{Key: key, Kind: brake.KeyProbed})
 	return true, true
 }
@@ -142,7 +148,7 @@ func (k *budgetKeys) undecided(key string) {
 // stop and start change a key. k.mu is held.
 func (k *budgetKeys) stop(one *budgetKey, now time.Time) {
 	one.stopped, one.failed, one.succeeded = true, 0, 0
-	one.next = now.Add(k.of.pause(0))
+	one.next, one.own = now.Add(k.of.pause(0)), now
 }
 
 func (k *budgetKeys) start(one *budgetKey) {
@@ -157,23 +163,32 @@ func (k *budgetKeys) isStopped(key string) bool {
 	return known && e.Value.(*budgetKey).stopped
 }
 
-// heard takes the news of another instance.
+// heard takes the news of another instance, which any client may have published. They make no
+// stopped key forgotten, and their probes count until this instance probes with success itself.
 func (k *budgetKeys) heard(news brake.KeyNews) {
 	now := k.of.now()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	one := k.get(news.Key)
-	switch news.Kind {
-	case brake.KeyStopped:
-		if !one.stopped {
-			k.stop(one, now)
-		}
-	case brake.KeyProbed:
+	var one *budgetKey
+	switch e, known := k.keys[news.Key]; {
+	case known:
+		one = e.Value.(*budgetKey)
+	case news.Kind == brake.KeyStopped && (k.order.Len() < k.of.cfg.Keys ||
+		!k.order.Back().Value.(*budgetKey).stopped):
+		one = k.get(news.Key)
+	default:
+		return
+	}
+	yields := one.stopped && one.succeeded == 0 && now.Sub(one.own) < longestYield
+	switch {
+	case news.Kind == brake.KeyStopped && !one.stopped:
+		k.stop(one, now)
+	case news.Kind == brake.KeyProbed && yields:
 		one.next = now.Add(longestKeyProbe)
-	case brake.KeyFailed:
-		one.failed, one.succeeded = one.failed+1, 0
+	case news.Kind == brake.KeyFailed && yields:
+		one.failed++
 		one.next = now.Add(k.of.pause(one.failed))
-	case brake.KeyStarted:
+	case news.Kind == brake.KeyStarted && one.stopped:
 		k.start(one)
 	}
 }

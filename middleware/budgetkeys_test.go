@@ -2,6 +2,7 @@ package middleware_test
 
 import (
 	"errors"
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/internal/brake"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
@@ -19,6 +21,7 @@ type customers struct {
 	h     message.HandlerFunc
 	err   error          // of the customer acme
 	calls map[string]int // of the handler
+	brake *brake.Brake
 }
 
 func newCustomers(t *testing.T) *customers {
@@ -30,6 +33,7 @@ func newCustomers(t *testing.T) *customers {
 	require.NoError(t, err)
 	c := &customers{t: t, err: errors.New("connection refused"), calls: map[string]int{}}
 	retry := newRetry(t, middlewaretest.NewBroker(), middleware.WithBudget(budget))
+	c.brake = retry.Brakes()[0]
 	c.h = retry.Middleware(middlewaretest.Consumer(func(msg *message.Message) error {
 		customer := msg.Metadata.Get("customer")
 		c.calls[customer]++
@@ -70,6 +74,44 @@ func TestUndecidedProbesDoNotStartAKey(t *testing.T) {
 		for range 5 {
 			require.True(t, c.deliver("acme"), "the key starts")
 		}
+	})
+}
+
+// Given a stopped key, when any client forges news of keys, then it is not forgotten, this instance
+// probes it after some minutes at most, and probes that succeed start it.
+func TestForgedNewsOfKeys(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := newCustomers(t)
+		forge := func(key string, kinds ...brake.KeyKind) {
+			for _, kind := range kinds {
+				c.brake.HearKey(brake.KeyNews{Key: key, Kind: kind})
+			}
+		}
+		for i := range 1000 {
+			forge(strconv.Itoa(i), brake.KeyStarted, brake.KeyProbed, brake.KeyFailed)
+		}
+		require.False(t, c.deliver("acme"), "the key is forgotten")
+		require.True(t, c.deliver("globex"))
+		for i := range 1000 {
+			forge(strconv.Itoa(i), brake.KeyStopped)
+		}
+		require.False(t, c.deliver("acme"), "the key is forgotten")
+
+		c.err = nil
+		handled := 0
+		for range 20 {
+			time.Sleep(25 * time.Second)
+			forge("acme", brake.KeyFailed, brake.KeyProbed)
+			for range 3 {
+				if c.deliver("acme") {
+					handled++
+				}
+				forge("acme", brake.KeyFailed, brake.KeyProbed)
+			}
+		}
+		require.GreaterOrEqual(t, handled, 3)
+		require.True(t, c.deliver("acme"), "the key starts")
 	})
 }
 

@@ -47,20 +47,13 @@ func RetryableIf(match func(err error) bool) Classifier {
 	return classIf(header.ClassRetryable, match)
 }
 
-// Timeouts takes an error for retryable if it, or an error that it wraps, has a method
-// Timeout() bool that returns true. The timeouts of the network and of DNS lookups have it,
-// os.ErrDeadlineExceeded and context.DeadlineExceeded.
-//
-// The end of the context that a message enters DelayedRetry with is no failure: handling was
-// interrupted, and no classifier is asked.
-func Timeouts() Classifier { return RetryableIf(anyIn(isTimeout)) }
-
 // NetworkErrors takes temporary trouble of the network for retryable, also if the handler's
 // error only wraps it:
 //
 //   - a connection that is refused, reset, aborted, closed or broken
 //   - a host or network that is down or unreachable, no local address left
-//   - a timeout of the network, but not a bare context.DeadlineExceeded
+//   - a timeout of the network, but not a bare context.DeadlineExceeded, for which there is
+//     RetryableErrors(context.DeadlineExceeded)
 //   - a DNS lookup that failed for now; not a name that does not exist
 //   - io.EOF and io.ErrUnexpectedEOF, the errors of a lost connection
 //
@@ -98,15 +91,6 @@ func anyIn(match func(error) bool) func(error) bool {
 		})
 		return found
 	}
-}
-
-// isTimeout looks at err alone, without the errors that it wraps.
-func isTimeout(err error) bool {
-	timeout, ok := as[interface {
-		error
-		Timeout() bool
-	}](err)
-	return ok && timeout.Timeout()
 }
 
 // isNetworkError looks at err alone, without the errors that it wraps.

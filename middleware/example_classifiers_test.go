@@ -30,26 +30,10 @@ func ExampleNetworkErrors() {
 		return errInvalidOrder
 	}
 	run(handle,
-		middleware.WithClassifier(middleware.NetworkErrors(), middleware.Timeouts()),
+		middleware.WithClassifier(middleware.NetworkErrors()),
 		middleware.WithDefaultClass(header.ClassPermanent),
 	)
 	// Output: dead-lettered (permanent) after 2 attempts, delays 1s
-}
-
-func ExampleTimeouts() {
-	for _, err := range []error{
-		context.DeadlineExceeded, fmt.Errorf("ask for stock: %w", os.ErrDeadlineExceeded),
-		&net.DNSError{Err: "i/o timeout", IsTimeout: true},
-		&net.DNSError{Err: "no such host", IsNotFound: true},
-	} {
-		class, ok := middleware.Timeouts().Classify(err)
-		fmt.Println(class, ok)
-	}
-	// Output:
-	// retryable true
-	// retryable true
-	// retryable true
-	//  false
 }
 
 // A refused connection alone: no process listens at that address.

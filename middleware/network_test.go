@@ -32,9 +32,8 @@ func request(err error) error {
 
 func TestErrorsOfTheNetwork(t *testing.T) {
 	t.Parallel()
-	const timeout, deadline, refused, network = "timeouts", "deadline", "refused", "network"
+	const deadline, refused, network = "deadline", "refused", "network"
 	classifiers := map[string]middleware.Classifier{
-		timeout:  middleware.Timeouts(),
 		deadline: middleware.RetryableErrors(context.DeadlineExceeded),
 		refused:  middleware.RetryableErrors(syscall.ECONNREFUSED),
 		network:  middleware.NetworkErrors(),
@@ -61,28 +60,28 @@ func TestErrorsOfTheNetwork(t *testing.T) {
 		"network unreachable":   {systemCall(syscall.ENETUNREACH), []string{network}},
 		"host down":             {systemCall(syscall.EHOSTDOWN), []string{network}},
 		"no local address left": {systemCall(syscall.EADDRNOTAVAIL), []string{network}},
-		"timed out":             {systemCall(syscall.ETIMEDOUT), []string{timeout, network}},
+		"timed out":             {systemCall(syscall.ETIMEDOUT), []string{network}},
 		"EOF":                   {request(io.EOF), []string{network}},
 		"unexpected EOF":        {fmt.Errorf("read body: %w", io.ErrUnexpectedEOF), []string{network}},
 		"read deadline": {
-			&net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}, []string{timeout, network},
+			&net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}, []string{network},
 		},
 		"request past a deadline": {
-			request(context.DeadlineExceeded), []string{timeout, deadline, network},
+			request(context.DeadlineExceeded), []string{deadline, network},
 		},
-		"context deadline": {context.DeadlineExceeded, []string{timeout, deadline}},
+		"context deadline": {context.DeadlineExceeded, []string{deadline}},
 		"context deadline, in %w": {
-			fmt.Errorf("a: %w", context.DeadlineExceeded), []string{timeout, deadline},
+			fmt.Errorf("a: %w", context.DeadlineExceeded), []string{deadline},
 		},
 		"context deadline in a panic": {
-			wmiddleware.RecoveredPanicError{V: context.DeadlineExceeded}, []string{timeout},
+			wmiddleware.RecoveredPanicError{V: context.DeadlineExceeded}, nil,
 		},
 		"context cancelled": {request(context.Canceled), nil},
 		"DNS, for now": {
 			&net.DNSError{Err: "server misbehaving", IsTemporary: true}, []string{network},
 		},
 		"DNS, timeout": {
-			&net.DNSError{Err: "i/o timeout", IsTimeout: true}, []string{timeout, network},
+			&net.DNSError{Err: "i/o timeout", IsTimeout: true}, []string{network},
 		},
 		"DNS, no such host":            {&net.DNSError{Err: "no such host", IsNotFound: true}, nil},
 		"not the network":              {os.ErrNotExist, nil},
@@ -91,7 +90,7 @@ func TestErrorsOfTheNetwork(t *testing.T) {
 			&net.OpError{Op: "dial", Err: &net.AddrError{Err: "missing port"}}, nil,
 		},
 		"an error that hides a timeout from what wraps it": {
-			request(fmt.Errorf("b: %w", os.ErrDeadlineExceeded)), []string{timeout, network},
+			request(fmt.Errorf("b: %w", os.ErrDeadlineExceeded)), []string{network},
 		},
 		"an error that cannot be compared": {chain{errBoom}, nil},
 	} {
@@ -131,13 +130,10 @@ func TestARealReadThatTimesOut(t *testing.T) {
 	defer server.Close()
 	require.NoError(t, client.SetReadDeadline(time.Now().Add(-time.Second)))
 	_, err := client.Read(make([]byte, 1))
-	assert.Equal(t, retryable, classOf(t, middleware.Timeouts(), err))
 	assert.Equal(t, retryable, classOf(t, middleware.NetworkErrors(), err))
 }
 
 func TestANetworkErrorThatWrapsItselfEnds(t *testing.T) {
 	t.Parallel()
-	for _, c := range []middleware.Classifier{middleware.Timeouts(), middleware.NetworkErrors()} {
-		assert.Empty(t, classOf(t, c, loop{}))
-	}
+	assert.Empty(t, classOf(t, middleware.NetworkErrors(), loop{}))
 }

@@ -57,7 +57,7 @@ func everything(tb testing.TB) *middleware.DelayedRetry {
 	return newRetry(tb, unused{},
 		withClassifier(middleware.NetworkErrors()),
 		withMaxAttempts(9), withMaxAge(time.Hour), middleware.WithSnoozeLimit(time.Hour),
-		policyFor(selector{Handler: "billing", Error: middleware.Timeouts()}, backoff.List{1, 2}),
+		policyFor(selector{Handler: "billing", Error: middleware.NetworkErrors()}, backoff.List{1, 2}),
 		policyFor(selector{Queue: "orders"}, backoff.List{1, 2, 3}),
 		middleware.WithKeptMetadata("key-1", "key-2"),
 		middleware.WithDeadLetterHook(func(context.Context, middleware.DeadLetter) {}),

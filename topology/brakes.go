@@ -88,7 +88,7 @@ func (c *Client) joinFleet(b *brake.Brake, queue string) (*fleet.Member, error) 
 	tell, endTell := c.tellBrake(b.State().Name)
 	in.member = fleet.NewMember(fleet.Config{
 		Brake: b, Link: c.link, Instance: c.instance(), Logger: c.opts.logger,
-		Provisioned: c.opts.provisioned, Tell: tell,
+		Provisioned: c.opts.provisioned, ControlUsers: c.opts.controlUsers, Tell: tell,
 	})
 	c.crews[b] = in
 	go func() {

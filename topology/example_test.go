@@ -192,6 +192,7 @@ func ExampleOpen_options() {
 		topology.WithObserver(middleware.ObserverFunc(
 			func(_ context.Context, e middleware.Event) { log.Print(e.Kind) })),
 		topology.WithPreProvisioned(),
+		topology.WithControlUsers("shop", "anna"),
 		topology.WithoutClusterCheck(),
 	}
 	conn := wamqp.ConnectionConfig{AmqpURI: "amqp://shop:secret@rabbit-1/"}

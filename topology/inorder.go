@@ -124,6 +124,7 @@ func (s *Subscriber) order(plan Plan, waits *consumer.Waits) (*consumer.Order, e
 	waits.SortsPriorities, waits.Steps, waits.Resolution = true, nil, 0
 	return &consumer.Order{
 		KeyBy: in.KeyBy, Line: plan.Line, Block: in.Block, Instance: s.client.instance(),
+		ControlUsers: s.client.opts.controlUsers,
 		Limits: order.Limits{
 			Messages: cmp.Or(in.MaxWaiting, defaultMaxWaiting), Bytes: maxWaitingBytes,
 		},

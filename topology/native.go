@@ -46,6 +46,8 @@ import (
 //     another strategy, if a handler may end the process.
 //   - The history of a dead letter has its last attempt, and the attempts that were followed by a
 //     copy. The first failure is taken to be as long ago as the delays that followed.
+//   - The same is true for a consumer of the queue with another strategy, as during a rollout: the
+//     attempts of both are counted together.
 //   - A message that waits cannot be seen, released or cancelled, and no count of the broker has it
 //     as ready.
 type Native struct {
@@ -142,12 +144,4 @@ func (p Plan) given(asked time.Duration) time.Duration {
 		return asked
 	}
 	return p.waits(asked)
-}
-
-// heldFor returns how long the queue holds a rejected message with the delivery count.
-func (p *Plan) heldFor(count int) time.Duration {
-	if count > int(p.RejectMax/p.RejectMin) {
-		return p.RejectMax
-	}
-	return time.Duration(count) * p.RejectMin
 }

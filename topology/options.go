@@ -46,6 +46,7 @@ type clientOptions struct {
 	management     string // its URL, checked; "" for none
 	anyCluster     bool
 	observers      []middleware.Observer
+	controlUsers   []string
 }
 
 // WithLogger sets the logger of the client, its Subscribers and its Publishers.
@@ -160,6 +161,23 @@ func WithPreProvisioned() Option {
 	return func(o *clientOptions) error {
 		o.provisioned = true
 		return nil
+	}
+}
+
+// WithControlUsers names the users of the broker who may control brakes and queues in order, in
+// place of all who may publish to their exchanges and queues. The broker checks the user of each
+// message (F15). News, tokens and marks of other users are ignored. Instances without the option
+// send no user, and are ignored too. Name the users of all instances, the user of this Client among
+// them, and of the operators. While users change, name the old and the new ones. Where the broker
+// takes the name of a user from a certificate or a token, the option does not work, and the log
+// says so.
+//
+// Default: all users are believed.
+func WithControlUsers(names ...string) Option {
+	return func(o *clientOptions) error {
+		o.controlUsers = append(o.controlUsers, names...)
+		return refuse(len(names) == 0 || slices.Contains(names, ""),
+			"WithControlUsers: names %q: name at least one user, and none that is empty", names)
 	}
 }
 

@@ -221,12 +221,15 @@ func (p Plan) toConsumer() consumer.Waits {
 		return p.toConsumerRoute(route), err
 	}
 	if p.rejects() {
-		w.Rejected, w.Copied = p.heldFor, p.waits
+		w.Rejected, w.Copied = audit.Held(p.RejectMin, p.RejectMax), p.waits
 	}
 	if p.Levels != nil {
 		w.Resolution = p.Levels.Resolution
 	}
 	for _, q := range p.Queues {
+		if q.Delay > 0 {
+			w.Queues = append(w.Queues, q.Name)
+		}
 		_, fixed := q.Arguments["x-dead-letter-routing-key"]
 		to, _ := q.Arguments["x-dead-letter-exchange"].(string)
 		if q.Delay > 0 && !fixed && to != "" && !slices.Contains(w.KeyKept, to) {

@@ -26,8 +26,10 @@ type source struct {
 	logger     watermill.LoggerAdapter
 	warned     string // the last warning about the queue
 	ruled      string // the last warning about policies
-	held       bool   // the queue has held rejected messages at the last look that could tell
-	unseen     bool   // logged that this cannot be told now
+	// held is how long the queue has held rejected messages at the last look that could tell; nil for
+	// a queue that held none.
+	held   func(count int) time.Duration
+	unseen bool // logged that this cannot be told now
 }
 
 // prepare declares and checks everything that must exist before the queue is consumed.
@@ -78,7 +80,7 @@ func (s *source) learn(
 	if err == nil {
 		what := fmt.Sprintf("queue %q:", s.plan.Queue)
 		rejects := f.RefuseRejects(what, s.plan.audited())
-		if holdsNone = rejects != nil && s.held && f.RejectsUnseen(); holdsNone {
+		if holdsNone = rejects != nil && s.held != nil && f.RejectsUnseen(); holdsNone {
 			s.noteUnseen(rejects)
 			rejects = nil
 		}
@@ -87,8 +89,9 @@ func (s *source) learn(
 	if err != nil {
 		return consumer.Limits{}, err
 	}
-	if !holdsNone {
-		s.held, s.unseen = s.plan.rejects(), false
+	s.unseen = s.unseen && holdsNone
+	if s.held == nil || !f.RejectsUnseen() {
+		s.held = f.HeldRejects()
 	}
 	limits := consumer.Limits{
 		HoldsNone:       holdsNone,
@@ -99,6 +102,9 @@ func (s *source) learn(
 	limits.OneActive = f.Arguments["x-single-active-consumer"] == true
 	limit, certain := f.DeliveryLimit()
 	limits.Deliveries, limits.Unseen = limit, !certain
+	if s.plan.Line == "" {
+		limits.Rejected = s.held
+	}
 	vhost, _ := client.linkCfg.Vhost() // parsed before
 	s.warn(f, f.Drops(s.plan.audited(), vhost, hold(limits.ConsumerTimeout)))
 	s.warnPolicies(m, f, vhost)
@@ -155,7 +161,7 @@ func (s *source) warnPolicies(m *audit.Manager, f *audit.Facts, vhost string) {
 func (s *source) warn(f *audit.Facts, d *audit.Drop) {
 	hazards := f.Hazards()
 	said := s.warned
-	if s.warned = fmt.Sprint(f.Kind, hazards, d); s.warned == said {
+	if s.warned = fmt.Sprint(f.Kind, hazards, d, s.held != nil); s.warned == said {
 		return
 	}
 	if s.plan.rejects() && s.subscriber.client.opts.management == "" {
@@ -187,7 +193,13 @@ func (s *source) warn(f *audit.Facts, d *audit.Drop) {
 			"ends while the broker restarts, because their quorum queue is not up yet; use another "+
 			"strategy, or a classic queue", nil)
 	}
-	guarded := !s.plan.rejects() && s.plan.Line == "" && !s.subscriber.opts.requeue
+	if s.held != nil && s.plan.Line == "" && !s.plan.rejects() {
+		s.logger.Info("Warning: the queue holds rejected messages, as for topology.Native, so its "+
+			"delivery count is taken for failed attempts: a process that ends counts as one for each "+
+			"message that it had; if no instance uses Native any more, set a policy with "+
+			"delayed-retry-type disabled and use WithManagement", nil)
+	}
+	guarded := s.held == nil && s.plan.Line == "" && !s.subscriber.opts.requeue
 	if _, certain := f.DeliveryLimit(); guarded && !certain {
 		s.logger.Info("Warning: a delivery limit of the queue may be set that cannot be seen without "+
 			"WithManagement, so it is taken for a small one: a message whose process or connection has "+

@@ -120,7 +120,10 @@ func (a app) brakeTable(states []header.BrakeState) error {
 			row = []string{
 				b.Name, "stopped", when(b.Since), orDash(b.By), orDash(b.Cause), orDash(b.Prober),
 			}
-			if b.Manual {
+			switch {
+			case b.Unknown:
+				row[1] = "not known"
+			case b.Manual:
 				row[1] = "stopped by hand"
 				row[5] = "from " + when(b.Until)
 			}
@@ -238,7 +241,11 @@ func (s *session) stoppedBrakes(ctx context.Context, queues []string) []header.B
 // printStopped prints a line for each stopped brake.
 func (s *session) printStopped(states []header.BrakeState) {
 	for _, b := range states {
-		fmt.Fprintln(s.out, s.colour(red, "stopped: "+harmless(brakeText(b))))
+		state := "stopped: "
+		if b.Unknown {
+			state = "not known: "
+		}
+		fmt.Fprintln(s.out, s.colour(red, state+harmless(brakeText(b))))
 	}
 }
 
@@ -259,6 +266,9 @@ func brakeText(b header.BrakeState) string {
 		text += ": " + b.Cause
 	}
 	switch {
+	case b.Unknown:
+		return text + "; processes say so, and the process that probes does not answer; open it with " +
+			"millpond brake start"
 	case b.Manual:
 		return text + "; start it before with millpond brake start"
 	case b.Prober == "":

@@ -142,6 +142,10 @@ func TestTextOfABrake(t *testing.T) {
 		"brake pay: the process that probes does not answer, so that nothing more is known": {
 			Name: "pay", Stopped: true,
 		},
+		"brake pay since 2026-03-01 12:00:00Z by shop@a/7; processes say so, and the process that " +
+			"probes does not answer; open it with millpond brake start": {
+			Name: "pay", Stopped: true, Since: noon, By: "shop@a/7", Prober: "shop@b/8", Unknown: true,
+		},
 	} {
 		require.Equal(t, want, brakeText(b))
 	}

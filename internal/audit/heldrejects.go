@@ -38,6 +38,28 @@ func (f *Facts) delayedRetry() delayedRetry {
 	}
 }
 
+// HeldRejects returns how long the queue holds a rejected message with a delivery count, as far as
+// that can be seen; nil if it holds none, or not rejected ones alone. topology.Native consumes only
+// queues that do: there the count has failures.
+func (f *Facts) HeldRejects() func(count int) time.Duration {
+	has := f.delayedRetry()
+	if !f.Version.AtLeast(4, 3) || f.Kind == Classic || !has.counts() || has.least == 0 {
+		return nil
+	}
+	return Held(has.least, has.most)
+}
+
+// Held returns how long a queue that holds rejected messages from least to most holds one with a
+// delivery count.
+func Held(least, most time.Duration) func(count int) time.Duration {
+	return func(count int) time.Duration {
+		if count > int(most/least) {
+			return most
+		}
+		return time.Duration(count) * least
+	}
+}
+
 // RefuseRejects returns an error behind what if the queue does not hold rejected messages as the
 // plan says. Without that, a rejected message comes back at once.
 func (f *Facts) RefuseRejects(what string, p Plan) error {

@@ -1,6 +1,7 @@
 package audit_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -90,9 +91,14 @@ func TestAQueueThatHoldsRejectedMessages(t *testing.T) {
 				f.Version = c.version
 			}
 			require.NoError(t, f.RefuseRejects("orders", audit.Plan{}), "a plan without rejects")
-			err := f.RefuseRejects("orders", plan)
+			err, held := f.RefuseRejects("orders", plan), f.HeldRejects()
+			if strings.Contains(c.want, "holds none") || c.version == four || c.kind == audit.Classic {
+				require.Nil(t, held)
+			}
 			if c.want == "" {
 				require.NoError(t, err)
+				require.Equal(t, []time.Duration{time.Second, 60 * time.Second, time.Minute},
+					[]time.Duration{held(1), held(60), held(61)})
 				return
 			}
 			require.ErrorContains(t, err, c.want)

@@ -120,6 +120,8 @@ type Waits struct {
 	// retry that asks for none waits for 0 where it goes straight to its queue.
 	Given func(asked time.Duration) time.Duration
 	Dead  Route
+	// Queues are the names of the wait queues.
+	Queues []string
 	// Via has the exchanges that messages pass on their way back. Zero: they go straight to
 	// their queue.
 	Via Via
@@ -176,6 +178,9 @@ type Limits struct {
 	Classic         bool          // the queue is a classic queue
 	HoldsNone       bool          // the queue may hold no rejected messages: copies wait
 	OneActive       bool          // the queue has a single active consumer
+	// Rejected returns how long the queue holds a rejected message with this delivery count, if
+	// consumers with another strategy may reject its messages. Default: none do
+	Rejected func(count int) time.Duration
 }
 
 var (

@@ -69,14 +69,17 @@ const (
 )
 
 // judge decides about a delivery. A delivery that the broker has not delivered before and
-// that has no mark of the guard costs one lookup.
+// that has no mark of the guard costs one lookup. Without an interruption a mark counts only if
+// the message is back from a wait queue: a producer may write marks.
 func (s *Subscription) judge(c *consumer, raw *amqp.Delivery) verdict {
-	if _, marked := raw.Headers[header.Interruptions]; !marked && !raw.Redelivered ||
-		s.cfg.RequeueOnNack {
+	_, marked := raw.Headers[header.Interruptions]
+	switch {
+	case !marked && !raw.Redelivered || s.cfg.RequeueOnNack:
 		return innocent
-	}
-	if _, marked := raw.Headers[header.Interruptions]; !marked && s.cfg.Waits.rejects() {
+	case !marked && c.held(&s.cfg.Waits) != nil:
 		return judgeRejected(raw, c.Deliveries)
+	case !interrupted(raw) && !s.cfg.Waits.waited(raw):
+		return innocent
 	}
 	state := header.Parse(s.cfg.Queue, func(key string) (string, bool) {
 		text, ok := raw.Headers[key].(string)

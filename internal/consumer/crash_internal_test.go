@@ -22,28 +22,28 @@ func TestJudge(t *testing.T) {
 		want          verdict
 		unseen        bool
 	}{
-		"first delivery":                   {nil, false, 0, 20, innocent, false},
-		"forged by the producer":           {int64(100), false, 0, 20, innocent, false},
-		"no number":                        {"100", true, 0, 20, innocent, false},
-		"classic, redelivered":             {nil, true, 0, 20, innocent, false},
-		"interrupted once":                 {int64(1), true, 0, 20, innocent, false},
-		"just below":                       {int64(4), true, 0, 20, innocent, false},
-		"five times":                       {int64(5), true, 0, 20, suspect, false},
-		"half of the limit":                {int64(10), true, 0, 20, endangered, false},
-		"a quarter of a small limit":       {int64(2), true, 0, 8, suspect, false},
-		"half of a small limit":            {int64(4), true, 0, 8, endangered, false},
-		"a tiny limit":                     {int64(1), true, 0, 3, endangered, false},
-		"a limit of one":                   {int64(1), true, 0, 1, endangered, false},
-		"no limit":                         {int64(5), true, 0, NoLimit, suspect, false},
-		"no limit, very often":             {int64(5000), true, 0, NoLimit, suspect, false},
-		"suspected before":                 {int64(1), true, 1, 20, suspect, false},
-		"suspected before, back in peace":  {nil, true, 2, 20, suspect, false},
-		"isolated three times":             {int64(1), true, 3, 20, suspect, false},
-		"isolated four times":              {int64(1), true, 4, 20, culprit, false},
-		"forged interruptions, first time": {nil, false, 1000, 20, suspect, false},
-		"a limit that is not seen, once":   {int64(1), true, 0, NoLimit, innocent, true},
-		"a limit that is not seen, twice":  {int64(2), true, 0, NoLimit, endangered, true},
-		"a tiny limit, perhaps tinier":     {int64(1), true, 0, 3, endangered, true},
+		"first delivery":                  {nil, false, 0, 20, innocent, false},
+		"forged by the producer":          {int64(100), false, 0, 20, innocent, false},
+		"no number":                       {"100", true, 0, 20, innocent, false},
+		"classic, redelivered":            {nil, true, 0, 20, innocent, false},
+		"interrupted once":                {int64(1), true, 0, 20, innocent, false},
+		"just below":                      {int64(4), true, 0, 20, innocent, false},
+		"five times":                      {int64(5), true, 0, 20, suspect, false},
+		"half of the limit":               {int64(10), true, 0, 20, endangered, false},
+		"a quarter of a small limit":      {int64(2), true, 0, 8, suspect, false},
+		"half of a small limit":           {int64(4), true, 0, 8, endangered, false},
+		"a tiny limit":                    {int64(1), true, 0, 3, endangered, false},
+		"a limit of one":                  {int64(1), true, 0, 1, endangered, false},
+		"no limit":                        {int64(5), true, 0, NoLimit, suspect, false},
+		"no limit, very often":            {int64(5000), true, 0, NoLimit, suspect, false},
+		"suspected before":                {int64(1), true, 1, 20, suspect, false},
+		"suspected before, back in peace": {nil, true, 2, 20, suspect, false},
+		"isolated three times":            {int64(1), true, 3, 20, suspect, false},
+		"isolated four times":             {int64(1), true, 4, 20, culprit, false},
+		"suspected often, back in peace":  {nil, false, 1000, 20, suspect, false},
+		"a limit that is not seen, once":  {int64(1), true, 0, NoLimit, innocent, true},
+		"a limit that is not seen, twice": {int64(2), true, 0, NoLimit, endangered, true},
+		"a tiny limit, perhaps tinier":    {int64(1), true, 0, 3, endangered, true},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -54,6 +54,46 @@ func TestJudge(t *testing.T) {
 			}
 			require.Equal(t, c.want, judge(&raw, c.interruptions,
 				&Limits{Deliveries: c.limit, Unseen: c.unseen}, false))
+		})
+	}
+}
+
+// A mark of the guard counts on a message that was interrupted or that is back from a wait queue.
+func TestAForgedMarkMakesNoSuspect(t *testing.T) {
+	t.Parallel()
+	death := func(queue any) amqp.Table {
+		return amqp.Table{"x-death": []any{
+			amqp.Table{"queue": queue}, amqp.Table{"queue": "orders.wait.1s"},
+		}}
+	}
+	for name, c := range map[string]struct {
+		raw  amqp.Delivery
+		want verdict
+	}{
+		"from the producer":  {amqp.Delivery{Headers: amqp.Table{}}, innocent},
+		"given back once":    {amqp.Delivery{Headers: amqp.Table{}, Redelivered: true}, innocent},
+		"from a wait queue":  {amqp.Delivery{Headers: death("orders.wait.5s")}, suspect},
+		"from another queue": {amqp.Delivery{Headers: death("orders.parked")}, innocent},
+		"x-death, no name":   {amqp.Delivery{Headers: death([]any{})}, innocent},
+		"x-death, garbage": {
+			amqp.Delivery{Headers: amqp.Table{"x-death": []any{"orders.wait.1s"}}}, innocent,
+		},
+		"by an exchange behind wait queues": {
+			amqp.Delivery{Headers: amqp.Table{}, Exchange: "millpond.delayed"}, suspect,
+		},
+		"interrupted": {
+			amqp.Delivery{
+				Headers: amqp.Table{"x-delivery-count": int64(1)}, Redelivered: true,
+			}, suspect,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := &Subscription{cfg: Config{Queue: "orders", Waits: Waits{
+				Queues: []string{"orders.wait.1s", "orders.wait.5s"}, KeyKept: []string{"millpond.delayed"},
+			}}}
+			c.raw.Headers[header.Queue], c.raw.Headers[header.Interruptions] = "orders", "1"
+			require.Equal(t, c.want, s.judge(&consumer{Limits: Limits{Deliveries: 20}}, &c.raw))
 		})
 	}
 }

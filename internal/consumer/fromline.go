@@ -54,12 +54,14 @@ func (o *inOrder) whenKnown(f func()) {
 
 // waits takes a message that waits in the line. A message whose number cannot be read goes first.
 func (o *inOrder) waits(a arrival, note order.Note, due time.Time) {
+	_, blamed := a.raw.Headers[header.Interruptions]
 	key, _ := a.raw.Headers[header.Key].(string)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.line.Returned(order.Waiting[arrival]{
 		Key: key, Seq: note.Seq, ID: note.ID, First: note.First, Due: due,
-		Size: len(a.raw.Body) + besideBody, Block: note.Kind == order.Block, Item: a,
+		Size: len(a.raw.Body) + besideBody, Block: note.Kind == order.Block,
+		Alone: blamed, Item: a,
 	})
 }
 
@@ -108,7 +110,7 @@ func (s *Subscription) keyed(o *inOrder, key string) bool {
 	// Every end of a channel counts against the delivery limit. A copy has a new count.
 	must := a.raw.Redelivered && deliveryCount(&a.raw) >= o.main.danger()
 	o.mu.Lock()
-	o.line.Arrived(key, a, must)
+	o.line.Arrived(key, a, a.raw.Redelivered, must)
 	epoch := o.line.Epoch()
 	o.mu.Unlock()
 	if o.came {
@@ -224,9 +226,14 @@ func (s *Subscription) heldTooLong(o *inOrder) bool {
 // unblock takes the mark of a dead letter away.
 func (s *Subscription) unblock(o *inOrder, a arrival, note order.Note) {
 	key, _ := a.raw.Headers[header.Key].(string)
-	o.mu.Lock()
-	items := o.line.Release(key, note.ID)
-	o.mu.Unlock()
+	var items []arrival
+	if s.believes(&a.raw) {
+		o.mu.Lock()
+		items = o.line.Release(key, note.ID)
+		o.mu.Unlock()
+	} else {
+		s.logDisbelief(&a.raw, note)
+	}
 	for _, mark := range append(items, a) {
 		_ = o.lines.ack(mark.raw.DeliveryTag)
 	}
@@ -241,7 +248,7 @@ func (s *Subscription) answer(o *inOrder, question *amqp.Delivery) {
 	limits := s.cfg.Order.Limits
 	state := order.State{
 		Instance: s.cfg.Order.Instance, Epoch: o.epoch.Load(), Since: o.since,
-		MaxMessages: limits.Messages, MaxBytes: limits.Bytes,
+		MaxMessages: limits.Messages, MaxBytes: limits.Bytes, Unbelieved: !s.believes(question),
 	}
 	o.mu.Lock()
 	state.Messages, state.Bytes = o.line.Len()

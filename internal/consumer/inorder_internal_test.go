@@ -1,11 +1,14 @@
 package consumer
 
 import (
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unicode/utf8"
 
+	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -89,26 +92,92 @@ func TestANewLeaderDoesNotWaitForATokenThatIsGone(t *testing.T) {
 	require.True(t, o.leads())
 }
 
-// While messages are tried alone, each key has its turn. When all keys in hand have had it, the
-// message that has ended the processes before is not there: the trying is over.
-func TestTheTryingEndsWhenEachKeyHasHadItsTurn(t *testing.T) {
+// A message that ends the process slowly is not taken for harmless: the trying lasts a minute.
+func TestTheTryingEndsAfterAMinute(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := &Subscription{places: newPlaces(1, nil)}
+		o := &inOrder{
+			line: order.New[arrival](order.Limits{}), careful: true, crashes: mostCrashes,
+			since: time.Now(), tokens: make([]amqp.Delivery, 1),
+		}
+		beat := func() {
+			o.mine = map[string]time.Time{"on its way": time.Now()}
+			require.True(t, s.beat(o))
+		}
+		time.Sleep(calm - time.Nanosecond)
+		beat()
+		require.True(t, o.careful)
+		time.Sleep(time.Nanosecond)
+		beat()
+		require.False(t, o.careful)
+		require.Zero(t, o.crashes)
+	})
+}
+
+// leading is a process that leads in epoch 5, with a blocked key in the line. Its acks are noted
+// and not sent.
+func leading(t *testing.T, users ...string) (*Subscription, *inOrder) {
+	t.Helper()
 	o := &inOrder{
-		line: order.New[arrival](order.Limits{}), careful: true, crashes: mostCrashes,
-		since: time.Now(),
+		lines: &consumer{ctx: t.Context(), acks: acks{flushing: true}},
+		line:  order.New[arrival](order.Limits{}), mine: map[string]time.Time{},
+		alive: map[uint64]bool{}, tokens: []amqp.Delivery{{DeliveryTag: 1}},
 	}
-	o.line.Arrived("a", arrival{}, false)
-	o.line.Arrived("b", arrival{}, false)
-	o.handled = 9
-	require.False(t, o.isCalm(), "other messages may still come")
-	o.since = time.Now().Add(-inHandAfter)
-	require.False(t, o.isCalm())
-	o.handled++
-	require.False(t, o.isCalm(), "one key has had its turn")
-	o.handled++
-	require.True(t, o.isCalm())
-	o.careful, o.enough = false, 0
-	require.False(t, o.isCalm(), "side by side, a message that ends the process slowly is not seen so")
-	o.since = time.Now().Add(-calm)
-	require.True(t, o.isCalm())
+	o.line.Returned(order.Waiting[arrival]{
+		Key: "a", Seq: 1, ID: order.ID{Epoch: 5, N: 1}, Block: true,
+		Item: arrival{raw: amqp.Delivery{DeliveryTag: 2}},
+	})
+	o.line.Know(5, true)
+	o.epoch.Store(5)
+	o.lines.inOrder = o
+	return &Subscription{
+		cfg: Config{Order: &Order{ControlUsers: users}}, logger: watermill.NopLogger{},
+	}, o
+}
+
+// A token or a release of a user who is not named is acked and has no effect, but for its epoch:
+// while users change, no epoch falls. Without names every user's count.
+func TestNotesOfOtherUsers(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		users    []string
+		user     string
+		believed bool
+	}{
+		"no names":                 {nil, "", true},
+		"a user who is named":      {[]string{"old", "new"}, "old", true},
+		"the same, after a change": {[]string{"new"}, "old", false},
+		"another user":             {[]string{"new"}, "mallory", false},
+		"no user":                  {[]string{"new"}, "", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			deliver := func(s *Subscription, o *inOrder, note string) bool {
+				return s.fromLine(o.lines, amqp.Delivery{
+					DeliveryTag: 3, UserId: c.user, Headers: amqp.Table{header.Line: note, header.Key: "a"},
+				})
+			}
+			s, o := leading(t, c.users...)
+			require.Equal(t, !c.believed, deliver(s, o, "token 6 x 1 1000 5-1"), "it leads")
+			require.Equal(t, uint64(6), o.line.Epoch())
+			require.Equal(t, !c.believed, slices.Contains(o.lines.acks.wanted, 3))
+
+			s, o = leading(t, c.users...)
+			o.gate, o.tokens = "gate", []amqp.Delivery{{}} // it reads, and leads later
+			o.epoch.Store(0)
+			require.True(t, deliver(s, o, "token 6 x 1 1000 5-1"))
+			require.Equal(t, uint64(6), o.line.Epoch())
+			require.Empty(t, o.lines.acks.wanted, "it stays until this process leads")
+			require.Equal(t, c.believed, o.crashes > 0)
+
+			s, o = leading(t, c.users...)
+			require.True(t, deliver(s, o, "release 5-1"))
+			want := []uint64{3}
+			if c.believed {
+				want = []uint64{2, 3}
+			}
+			require.Equal(t, want, o.lines.acks.wanted)
+		})
+	}
 }

@@ -2,14 +2,15 @@ package consumer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/order"
 	"github.com/millpond-go/millpond/middleware/header"
 )
@@ -26,16 +27,22 @@ func (s *Subscription) publishToken(o *inOrder, epoch uint64) (name string, err 
 		Kind: order.Token, Epoch: epoch, Name: name, Ahead: o.ahead, Crashes: o.crashes,
 	}
 	o.mu.Lock()
-	note.Trying = o.trying
+	note.Trying, note.Together = o.line.Trying()
 	o.mu.Unlock()
+	if epoch == 0 {
+		note.Trying.Epoch = s.led.Load() // this process has survived that it led
+	}
 	if epoch > 0 {
 		s.led.Store(epoch)
 	}
-	err = o.lines.ch.PublishWithContext(context.Background(), "", s.cfg.Order.Line, false, false,
-		amqp.Publishing{
-			DeliveryMode: amqp.Persistent, Timestamp: time.Now(),
-			Headers: amqp.Table{header.Line: note.String()},
-		})
+	msg := amqp.Publishing{
+		DeliveryMode: amqp.Persistent, Timestamp: time.Now(),
+		Headers: amqp.Table{header.Line: note.String()},
+	}
+	if len(s.cfg.Order.ControlUsers) > 0 {
+		msg.UserId = o.lines.conn.User()
+	}
+	err = o.lines.ch.PublishWithContext(context.Background(), "", s.cfg.Order.Line, false, false, msg)
 	if err != nil {
 		err = fmt.Errorf("publish to queue %q: %w", s.cfg.Order.Line, err)
 	}
@@ -49,14 +56,18 @@ func (s *Subscription) token(o *inOrder, raw amqp.Delivery, note order.Note) boo
 	if mine { // the leader before has acked the tokens that were published earlier and are not back
 		maps.DeleteFunc(o.mine, func(_ string, at time.Time) bool { return at.Before(published) })
 	}
-	if !mine && note.Epoch > order.MaxEpoch { // forged
-		note.Epoch = 0
-	}
 	o.ahead = max(o.ahead, note.Ahead)
 	o.mu.Lock()
 	before := o.line.Epoch()
-	o.line.Seen(note.Epoch)
+	if raw.Redelivered && !mine { // the process before had it in hand, in front of all that came later
+		o.line.Led(note.Epoch)
+	}
+	counts := o.line.Seen(note.Epoch)
 	o.mu.Unlock()
+	if !mine && !(counts && s.believes(&raw)) { // of a user who is not believed the epoch counts
+		s.logDisbelief(&raw, note)
+		note = order.Note{}
+	}
 	if note.Epoch == 0 && note.Trying.Epoch > 0 {
 		o.alive[note.Trying.Epoch] = true
 		s.recount(o)
@@ -106,6 +117,26 @@ func (s *Subscription) token(o *inOrder, raw amqp.Delivery, note order.Note) boo
 	return true
 }
 
+// believes reports whether a token or a release counts.
+func (s *Subscription) believes(raw *amqp.Delivery) bool {
+	users := s.cfg.Order.ControlUsers
+	return len(users) == 0 || slices.Contains(users, raw.UserId)
+}
+
+var errNotBelieved = errors.New("its user is not in topology.WithControlUsers, or its epoch is " +
+	"far above each in which a process has led")
+
+// logDisbelief logs once a minute that a token or a release does not count.
+func (s *Subscription) logDisbelief(raw *amqp.Delivery, note order.Note) {
+	if time.Since(s.disbelief) < time.Minute {
+		return
+	}
+	s.disbelief = time.Now()
+	s.logger.Error("A note in the line is not believed", errNotBelieved, watermill.LogFields{
+		"note": string(note.Kind), "epoch": note.Epoch, "user_id": raw.UserId,
+	})
+}
+
 // shut publishes a token before whose return nothing begins.
 func (s *Subscription) shut(o *inOrder, epoch uint64) bool {
 	name, err := s.publishToken(o, epoch+1)
@@ -114,31 +145,11 @@ func (s *Subscription) shut(o *inOrder, epoch uint64) bool {
 }
 
 const (
-	// mostCrashes is how many processes in a row may end while they lead, before messages are
-	// tried alone.
+	// mostCrashes is how many processes in a row may end while they lead, before messages are tried.
 	mostCrashes = 3
 	// calm is how long a process must lead until it counts as not ended.
 	calm = time.Minute
-	// inHandAfter is how long a process leads until it has all messages in hand that the leader
-	// before had begun.
-	inHandAfter = 2 * time.Second
 )
-
-// isCalm reports whether the message that has ended the processes before, if it was a message,
-// would have ended this one. While messages are tried alone, each key has its turn. So that is
-// known when as many are tried as there are keys in hand, and no minute passes at a low rate.
-func (o *inOrder) isCalm() bool {
-	if o.since.IsZero() {
-		return false
-	}
-	led := time.Since(o.since)
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.careful && o.enough == 0 && led >= clock.Wait(inHandAfter) {
-		o.enough = o.handled + o.line.Keyed()
-	}
-	return led >= clock.Wait(calm) || o.enough > 0 && o.handled >= o.enough
-}
 
 // recount counts the processes that have ended while they led. A process that has lost its
 // connection alone tells so when it is back.
@@ -147,7 +158,8 @@ func (s *Subscription) recount(o *inOrder) {
 	case o.last.Epoch == 0:
 		return
 	case o.alive[o.last.Epoch]:
-		o.crashes, o.last.Trying = max(0, o.last.Crashes), order.ID{}
+		o.crashes = max(0, o.last.Crashes)
+		o.last.Trying, o.last.Together = order.ID{}, nil
 	default:
 		o.crashes = min(o.last.Crashes+1, order.MaxCrashes)
 	}
@@ -156,33 +168,35 @@ func (s *Subscription) recount(o *inOrder) {
 	}
 }
 
-// beCareful begins or ends to try each message alone. A message that ends the process is found so:
-// the token names it, and the next process reads the token.
+// beCareful begins or ends to try the messages that may have been in hand when a process ended. A
+// message that ends the process is found so: the token names the messages that are
+// handled together, and the next process tries half of them.
 func (s *Subscription) beCareful(o *inOrder, careful bool) {
 	if o.careful == careful {
 		return
 	}
 	o.careful = careful
+	suspects := slices.Concat(o.last.Together, []order.ID{o.last.Trying})
 	o.mu.Lock()
-	o.enough = 0
-	o.line.BeCareful(careful)
+	o.line.BeCareful(careful, min(order.MaxTried, s.places.all), suspects...)
 	o.mu.Unlock()
 	if careful {
 		s.logger.Info("Processes or connections have ended repeatedly while they handled the queue: its "+
-			"messages are tried one at a time for a while", watermill.LogFields{"ended": o.crashes})
+			"messages are tried a few at a time for a while", watermill.LogFields{"ended": o.crashes})
 	}
 }
 
-// try reports whether a token says that the message is tried alone.
+// try reports whether a token says that the message is tried. It also names the messages behind it.
 func (s *Subscription) try(o *inOrder, next *step) bool {
 	if next.tried == "" {
-		o.mu.Lock()
-		o.trying = next.From
-		o.mu.Unlock()
-		var err error
-		if next.tried, err = s.publishToken(o, o.epoch.Load()); err != nil {
+		name, err := s.publishToken(o, o.epoch.Load())
+		if err != nil {
 			o.lines.enoughNow()
 			return false
+		}
+		next.tried = name
+		for _, behind := range o.behind {
+			behind.tried = name
 		}
 	}
 	_, away := o.mine[next.tried]

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/order"
 )
 
@@ -97,7 +98,7 @@ func (s *Subscription) beat(o *inOrder) bool {
 		o.giveAllBack()
 		return false
 	}
-	if o.crashes > 0 && o.isCalm() {
+	if o.crashes > 0 && !o.since.IsZero() && time.Since(o.since) >= clock.Wait(calm) {
 		o.last, o.crashes = order.Note{}, 0
 		s.beCareful(o, false)
 	}

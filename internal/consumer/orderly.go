@@ -40,13 +40,16 @@ type Order struct {
 	Limits order.Limits
 	// Instance names this process for people.
 	Instance string
+	// ControlUsers are the users whose tokens and releases count, by the UserId that the broker has
+	// checked. Tokens of this process name its user then. Empty: every user's count.
+	ControlUsers []string
 }
 
 // step is a message that may begin.
 type step struct {
 	*order.Step[arrival]
-	tried  string // the token that says that the message is tried alone
-	blamed bool   // the last process has ended while it tried the message
+	tried  string // the token that says that the message is tried
+	blamed bool   // the last process has ended while it tried the message alone
 }
 
 // inOrder is the part of a consumer that keeps the order.
@@ -56,7 +59,7 @@ type inOrder struct {
 	mu   sync.Mutex
 	line *order.Line[arrival]
 	over bool // a delivery comes again: nothing begins
-	// careful says that each message is tried alone.
+	// careful says that messages are tried.
 	careful bool
 
 	changed chan struct{} // has a value when a step has ended
@@ -70,6 +73,7 @@ type inOrder struct {
 	late    *time.Timer   // the key of asked takes long
 	came    bool          // a message of the main queue has come
 	next    *step         // may begin
+	behind  []*step       // may begin after it
 	later   []func()      // answers and releases, which need to know the line
 
 	mine   map[string]time.Time // tokens that have not come back, with the time of their publish
@@ -89,9 +93,6 @@ type inOrder struct {
 	last    order.Note      // the token of the process that has led before
 	alive   map[uint64]bool // epochs whose processes have only lost their connections
 	crashes int             // processes in a row that have ended while they led
-	trying  order.ID        // the message that is tried alone; guarded by mu
-	handled int             // messages whose handling has ended; guarded by mu
-	enough  int             // of these end the trying; 0: not known; guarded by mu
 }
 
 type newMain struct {
@@ -113,10 +114,8 @@ func (s *Subscription) consumeLine(
 		changed: make(chan struct{}, 1), opened: make(chan newMain, 1), ahead: s.cfg.Consume.Prefetch,
 	}
 	c.inOrder = o
-	o.trying.Epoch = s.led.Load() // this process has survived that it led
-	_, err = s.publishToken(o, 0)
-	o.trying = order.ID{}
-	if err != nil {
+	o.line.Led(s.led.Load())
+	if _, err = s.publishToken(o, 0); err != nil {
 		_ = c.ch.Close()
 		return nil, err
 	}
@@ -162,7 +161,7 @@ func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
 		var paced <-chan time.Time
 		switch {
 		case next == nil || !o.leads():
-		case !next.Follows && o.careful && !next.blamed && !s.try(o, next):
+		case o.careful && next.isTried() && !s.try(o, next):
 		case s.mayBegin(o, next):
 			if pace, paced = s.paced(pace); paced == nil || c.single {
 				start, paced = always, nil
@@ -273,7 +272,11 @@ func (s *Subscription) probeLimit(c *consumer) <-chan time.Time {
 	return time.After(probeWait)
 }
 
-// take returns a step that may begin, and sets the timer if the next message is not due.
+// isTried reports whether a token must name the message before it begins, if messages are tried.
+func (t *step) isTried() bool { return !t.Follows && t.From != (order.ID{}) && !t.blamed }
+
+// take returns a step that may begin, and sets the timer if the next message is not due. While
+// messages are tried it takes all that may begin, so that one token names them.
 func (o *inOrder) take(timer *time.Timer) *step {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -281,11 +284,20 @@ func (o *inOrder) take(timer *time.Timer) *step {
 		return nil
 	}
 	now := clock.Now()
-	if found, ok := o.line.Next(now); ok {
+	for len(o.behind) == 0 || o.careful {
+		found, ok := o.line.Next(now)
+		if !ok {
+			break
+		}
 		next := &step{Step: found}
 		if o.careful && found.From == o.last.Trying && found.From != (order.ID{}) {
 			next.blamed, o.last.Trying = true, order.ID{}
 		}
+		o.behind = append(o.behind, next)
+	}
+	if len(o.behind) > 0 {
+		next := o.behind[0]
+		o.behind = o.behind[1:]
 		return next
 	}
 	if at, ok := o.line.Wake(); ok {
@@ -342,13 +354,7 @@ func (o *inOrder) ended(d *delivery) {
 		o.lines.enoughNow() // its message comes again
 	}
 	o.line.Ended(d.step.Step, copied)
-	if !d.step.Follows {
-		o.handled++
-	}
 	marks := o.unmark(d)
-	if o.trying == d.step.From {
-		o.trying = order.ID{}
-	}
 	o.mu.Unlock()
 	for _, mark := range marks {
 		_ = o.lines.ack(mark.raw.DeliveryTag)

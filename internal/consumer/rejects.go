@@ -27,6 +27,15 @@ const mostRejects = audit.DefaultDeliveryLimit / 2
 // rejects reports whether rejects hold messages in their queue.
 func (w *Waits) rejects() bool { return w.Rejected != nil }
 
+// held returns how long the queue holds a rejected message with a delivery count. It is nil where
+// no consumer rejects messages: then the count tells of processes that ended, and of no failures.
+func (c *consumer) held(w *Waits) func(count int) time.Duration {
+	if w.rejects() {
+		return w.Rejected
+	}
+	return c.Rejected
+}
+
 // copied returns how long a message waits that asks for a delay and is not rejected.
 func (w *Waits) copied(asked time.Duration) time.Duration {
 	if w.Copied == nil {
@@ -51,22 +60,23 @@ func rejectCount(raw *amqp.Delivery) int64 {
 	return count
 }
 
-// countRejects adds the broker's delivery count to the state: the headers do not have it. The
-// broker knows no times, so the ages are the sums of the delays. A message between two rounds of
-// its wait has not failed: its count tells of processes that ended before the next round began.
+// countRejects adds the broker's delivery count to the state: the headers do not have it. Another
+// consumer may have rejected the message, with topology.Native during a rollout. The broker knows
+// no times, so the ages are the sums of the delays. A message between two rounds of its wait has
+// not failed: its count tells of processes that ended before the next round began.
 func (d *delivery) countRejects() {
-	w := &d.sub.cfg.Waits
-	if !w.rejects() || rejectCount(&d.raw) == 0 || d.remaining() > 0 {
+	held := d.on.held(&d.sub.cfg.Waits)
+	if held == nil || rejectCount(&d.raw) == 0 || d.remaining() > 0 {
 		return
 	}
 	count := int(min(rejectCount(&d.raw), header.MaxFailures))
 	waited := time.Duration(0)
 	for n := range min(count, mostRejects) {
-		waited += w.Rejected(n + 1)
+		waited += held(n + 1)
 	}
 	s := &d.State
 	s.Failures = min(s.Failures+count, header.MaxFailures)
-	s.Delay, s.Snoozed = w.Rejected(count), 0
+	s.Delay, s.Snoozed = held(count), 0
 	s.Error, s.Class = "", "" // of the last attempt before these
 	s.NotBefore, s.WaitingSince = time.Time{}, time.Time{}
 	if s.FirstSeen.IsZero() {

@@ -55,19 +55,36 @@ func TestAMessageThatIsBackTooSoon(t *testing.T) {
 }
 
 // A message that has failed once, with an error in its copy, and that was rejected since then has
-// the failures of both. The error is not the last one, which the broker does not keep.
+// the failures of both. The error is not the last one, which the broker does not keep. A consumer
+// that rejects nothing counts the rejects of others and takes them for no ends of processes.
 func TestFailuresThatTheBrokerCountsLeaveNoError(t *testing.T) {
 	t.Parallel()
-	d, on := countedDelivery(t, 2, time.Now())
-	copied := header.RetryState{Failures: 1, Error: "no stock", Class: header.ClassRetryable}
-	for key, value := range copied.Headers("orders") {
-		d.raw.Headers[key] = value
+	for name, c := range map[string]struct {
+		change   func(w *Waits, l *Limits)
+		failures int
+		verdict  verdict
+	}{
+		"its own rejects": {func(*Waits, *Limits) {}, 6, innocent},
+		"rejects of others": {
+			func(w *Waits, l *Limits) { l.Rejected, w.Rejected = w.Rejected, nil }, 6, innocent,
+		},
+		"nothing is rejected": {func(w *Waits, _ *Limits) { w.Rejected = nil }, 1, suspect},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d, on := countedDelivery(t, 5, time.Now())
+			c.change(&d.sub.cfg.Waits, &on.Limits)
+			copied := header.RetryState{Failures: 1, Error: "no stock", Class: header.ClassRetryable}
+			for key, value := range copied.Headers("orders") {
+				d.raw.Headers[key] = value
+			}
+			d, end := d.sub.newDelivery(on, arrival{raw: d.raw, at: time.Now()})
+			defer end()
+			require.Equal(t, c.failures, d.State.Failures)
+			require.Equal(t, c.failures == 1, d.State.Error != "" && d.State.Class != "")
+			require.Equal(t, c.verdict, d.sub.judge(on, &d.raw))
+		})
 	}
-	d, end := d.sub.newDelivery(on, arrival{raw: d.raw, at: time.Now()})
-	defer end()
-	require.Equal(t, 3, d.State.Failures)
-	require.Empty(t, d.State.Error)
-	require.Empty(t, d.State.Class)
 }
 
 // A delivery waits exactly as long as it asks if its queue holds it so long at its next delivery

@@ -61,6 +61,8 @@ type Subscription struct {
 	lowered  sync.Once // logged that a message waits with a lower priority
 	misled   sync.Once // logged that a routing key was changed during the wait
 	keyless  sync.Once // logged that a message has no key, because the user's function panics
+
+	disbelief time.Time // logged that a note in the line is not believed; of the reader of the line
 }
 
 // consumer is one channel that consumes, until it is cancelled or lost.

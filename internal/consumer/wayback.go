@@ -102,6 +102,17 @@ func (v *Via) origin(exchange string, headers amqp.Table) string {
 	return exchange
 }
 
+// waited reports whether a delivery comes from a wait queue: it has passed an exchange behind wait
+// queues, or x-death names a wait queue last. A producer that knows the name may write that, too.
+func (w *Waits) waited(raw *amqp.Delivery) bool {
+	var newest amqp.Table
+	if deaths, _ := raw.Headers["x-death"].([]any); len(deaths) > 0 {
+		newest, _ = deaths[0].(amqp.Table)
+	}
+	queue, _ := newest["queue"].(string)
+	return slices.Contains(w.KeyKept, raw.Exchange) || slices.Contains(w.Queues, queue)
+}
+
 // changedKey returns the routing key that a message had while it waited, and whether it came
 // back with another one. A policy with dead-letter-routing-key changes the key of messages
 // whose wait queue leaves it to them (F36). The broker notes the first key in x-death, which

@@ -14,6 +14,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -36,7 +37,9 @@ const (
 	// Told says that the brake is stopped, and how long ago the sender has heard of a token. Its
 	// receiver may not take it for the news of a process that probes.
 	Told = "told"
-	// Stopped says that the brake is stopped.
+	// Stopped says that the brake is stopped. From the exchange it stops no process, because any
+	// client may publish there: a process asks the queue in reply_to, and believes the answer to its
+	// own queue, whose name is random.
 	Stopped = "stopped"
 	// Rate has the rate of one process.
 	Rate = "rate"
@@ -46,6 +49,21 @@ const (
 	Start = "start"
 	// Bye says that a process leaves.
 	Bye = "bye"
+	// Refused tells an operator that the sender does not believe the operator's user.
+	Refused = "refused"
+)
+
+// LongestText is the most bytes of a name and of a cause in a state.
+const LongestText = 512
+
+const (
+	// longestBody is the most bytes of news and of a token: three texts, escaped, and a name.
+	longestBody = 16 << 10
+	// mostRate and mostMembers bound numbers in news. mostMembers is also how many rates are kept.
+	mostRate    = 1e9
+	mostMembers = 10_000
+	// aheadLimit is how far the clock of a sender may be ahead.
+	aheadLimit = time.Minute
 )
 
 // LongestStop is how long an operator may stop a brake. A stop that claims to be longer, of another
@@ -126,16 +144,29 @@ func Token(id, sender string, state header.BrakeState) (amqp.Publishing, error) 
 }
 
 // Read reads the state from a token or from news about the brake of this name. Any client can
-// publish there, so that a body may be anything: without a state that can be read ok is false.
+// publish there, so that a body may be anything: all values are bounded, and without a state that
+// can be read ok is false.
 func Read(name string, d amqp.Delivery) (state header.BrakeState, ok bool) {
-	if err := json.Unmarshal(d.Body, &state); err != nil {
+	if len(d.Body) > longestBody || json.Unmarshal(d.Body, &state) != nil {
 		return header.BrakeState{}, false
 	}
-	state.Name = name
-	if limit := time.Now().Add(LongestStop); state.Until.After(limit) {
-		state.Until = limit
+	state.Name, state.Unknown = name, false
+	for _, text := range []*string{&state.By, &state.Cause, &state.Prober} {
+		*text = strings.ToValidUTF8((*text)[:min(len(*text), LongestText)], "")
 	}
+	now := time.Now()
+	state.Since = notAfter(state.Since, now.Add(aheadLimit))
+	state.Until = notAfter(state.Until, now.Add(LongestStop))
+	state.Rate = min(max(0, state.Rate), mostRate)
+	state.Members = min(max(0, state.Members), mostMembers)
 	return state, true
+}
+
+func notAfter(t, limit time.Time) time.Time {
+	if t.After(limit) {
+		return limit
+	}
+	return t
 }
 
 // Merge returns the state that counts where a brake has two tokens: a stop by hand before any other

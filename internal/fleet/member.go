@@ -26,8 +26,8 @@ const (
 	// silence is how long a stopped member may hear of no process that probes. The broker notices
 	// within the time of its heartbeats, 30 s, that a process has died.
 	silence = 90 * time.Second
-	// mostMembers is how many members' rates are kept: any client may publish news.
-	mostMembers = 10_000
+	// proofLimit is the age of the last proof of a token from which a stopped member asks for another.
+	proofLimit = 10 * time.Second
 	// confirmLimit bounds the confirm of a token.
 	confirmLimit = 5 * time.Second
 	// rejoinLimit is how long a stopped member waits for the broker before it starts.
@@ -43,15 +43,19 @@ var (
 	errNoToken     = errors.New("no instance has the token of the brake")
 	errUnconfirmed = errors.New("the broker has not confirmed the token of the brake")
 	errNoEcho      = errors.New("the news of this instance do not come back from the broker")
+	errNotListed   = errors.New("the user of this connection is none of WithControlUsers")
+	errIgnored     = errors.New("its user is none of WithControlUsers")
 )
 
-// Config describes a Member. All fields need a value, except Provisioned.
+// Config describes a Member. All fields need a value, except Provisioned and ControlUsers.
 type Config struct {
 	Brake       *brake.Brake
 	Link        *link.Link
 	Instance    string // its name, different from all others
 	Logger      watermill.LoggerAdapter
 	Provisioned bool // declare neither exchange nor token queue
+	// ControlUsers are the users whose news and tokens are believed. Default: all.
+	ControlUsers []string
 	// Tell is told of each change of the state, and whether this instance probes.
 	Tell func(state header.BrakeState, probing bool)
 }
@@ -69,8 +73,12 @@ type Member struct {
 	others float64            // the rates of members that have left
 	lost   time.Time          // since then the broker cannot be reached
 	proof  time.Time          // the last time that a process had a token
+	doubt  time.Time          // the last time that a user was logged who is not believed
 	// tripped says that this process has stopped the brake, and the broker has not confirmed it.
 	tripped bool
+	// orphaned says that the queue of the token was deleted, and that no process is known that has
+	// had the token after this one.
+	orphaned bool
 }
 
 // NewMember returns a Member that has not joined. The brake must have a name.
@@ -128,7 +136,7 @@ func (m *Member) trouble(err error) {
 func isRefusal(err error) bool {
 	refused := new(amqp.Error)
 	if !errors.As(err, &refused) {
-		return errors.Is(err, ErrName)
+		return errors.Is(err, ErrName) || errors.Is(err, errNotListed)
 	}
 	switch refused.Code {
 	case amqp.AccessRefused, amqp.NotFound, amqp.ResourceLocked, amqp.PreconditionFailed:

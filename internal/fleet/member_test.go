@@ -6,11 +6,13 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
+	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	outage "github.com/millpond-go/millpond/internal/brake"
 	"github.com/millpond-go/millpond/internal/fleet"
 	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/internal/testing/memnet"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -31,6 +33,7 @@ func connect(t *testing.T, url string) *link.Link {
 		URL: url, Name: "millpond test", ConnectTimeout: 10 * time.Second,
 		WriteTimeout: 10 * time.Second, Logger: watermill.NopLogger{},
 		Reconnect: link.Backoff{Initial: time.Second, Max: time.Second, Multiplier: 1},
+		AMQP:      &amqp.Config{Dial: memnet.Dial},
 	})
 	require.NoError(t, err)
 	t.Cleanup(l.Close)
@@ -40,7 +43,7 @@ func connect(t *testing.T, url string) *link.Link {
 // join lets a member take part.
 func join(l *link.Link, name string) *joining { return joinAs(l, name, "instance") }
 
-func joinAs(l *link.Link, name, instance string) *joining {
+func joinAs(l *link.Link, name, instance string, users ...string) *joining {
 	j := &joining{left: make(chan struct{})}
 	j.brake = outage.New(outage.Config{
 		Name: name, Pause: func(int) time.Duration { return 50 * time.Millisecond },
@@ -48,7 +51,7 @@ func joinAs(l *link.Link, name, instance string) *joining {
 	})
 	j.member = fleet.NewMember(fleet.Config{
 		Brake: j.brake, Link: l, Instance: instance, Logger: watermill.NopLogger{},
-		Tell: func(header.BrakeState, bool) {},
+		Tell: func(header.BrakeState, bool) {}, ControlUsers: users,
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	j.leave = cancel

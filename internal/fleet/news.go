@@ -3,9 +3,11 @@ package fleet
 import (
 	"encoding/json"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/brake"
@@ -14,40 +16,50 @@ import (
 
 // hear takes news.
 func (s *session) hear(d amqp.Delivery) error {
+	if d.AppId == s.Instance || len(d.Body) > longestBody {
+		return nil
+	}
+	if d.Type != Hello && !s.believes(d) {
+		return s.refuse(d)
+	}
 	if d.Type == keyNews {
-		if d.AppId != s.Instance {
-			var news brake.KeyNews
-			if json.Unmarshal(d.Body, &news) == nil {
-				s.Brake.HearKey(news)
-			}
+		var news brake.KeyNews
+		if json.Unmarshal(d.Body, &news) == nil {
+			s.Brake.HearKey(news)
 		}
 		return nil
 	}
 	state, ok := Read(s.name, d)
-	if !ok || d.AppId == s.Instance {
+	if !ok {
 		return nil
 	}
+	toMe := d.Exchange == "" // the sender knows the queue: it has read the question of this process
 	switch d.Type {
 	case Hello:
-		if strings.HasPrefix(d.ReplyTo, Prefix+s.name+".") { // the queue of a process, not of a user
+		if isPart(s.name, d.ReplyTo) {
 			return s.answer(d.ReplyTo, state)
 		}
 	case Told:
-		s.hearTold(d.Body, state)
+		if toMe {
+			s.hearTold(d.Body, state)
+		}
 	case Stopped:
-		s.hasToken(time.Now())
-		if len(s.held) > 0 && state.Prober != "" {
-			return nil // the other one has lost the token and does not know it yet
+		switch {
+		case len(s.held) > 0: // the other one has lost the token and does not know it yet
+		case !toMe && isPart(s.name, d.ReplyTo) && s.mustAsk(state):
+			return s.publish(Hello, s.Brake.State(), d.ReplyTo)
+		case !toMe && d.ReplyTo == "" && s.mustAsk(state) && time.Since(s.askedAll) >= beat:
+			s.askedAll = time.Now()
+			return s.publish(Hello, s.Brake.State(), "") // an earlier version names no queue
+		case toMe:
+			s.hasToken(time.Now())
+			if !s.Brake.Stopped() {
+				s.count(s.Brake.Rate())
+			}
+			s.merge(&state)
+			s.Brake.Set(state)
+			s.known()
 		}
-		if state.Prober == "" && s.Brake.Stopped() {
-			return nil // of another that has tripped at the same time
-		}
-		if !s.Brake.Stopped() {
-			s.count(s.Brake.Rate())
-		}
-		s.merge(&state)
-		s.Brake.Set(state)
-		s.known()
 	case Rate:
 		if len(s.rates) < mostMembers {
 			s.rates[d.AppId] = state.Rate
@@ -69,6 +81,39 @@ func (s *session) hear(d amqp.Delivery) error {
 	return nil
 }
 
+// isPart reports whether a queue is of a process or an operator, and not of a user.
+func isPart(name, queue string) bool { return strings.HasPrefix(queue, Prefix+name+".") }
+
+// believes reports whether the user who has published a message may control the brake. The broker
+// has checked the user (F15).
+func (s *session) believes(d amqp.Delivery) bool {
+	return len(s.ControlUsers) == 0 || slices.Contains(s.ControlUsers, d.UserId)
+}
+
+// refuse says once a minute that a message is not believed, and tells its sender.
+func (s *session) refuse(d amqp.Delivery) error {
+	if now := time.Now(); now.Sub(s.doubt) >= time.Minute {
+		s.doubt = now
+		s.Logger.Error("A message about the brake is ignored", errIgnored,
+			watermill.LogFields{"user": d.UserId, "type": d.Type, "from": d.AppId})
+	}
+	if !isPart(s.name, d.ReplyTo) || s.manyAnswer() {
+		return nil
+	}
+	return s.publish(Refused, header.BrakeState{}, d.ReplyTo)
+}
+
+// mustAsk reports whether a Stopped that any client may have published needs an answer: it says
+// something new, or the last proof of a token is old.
+func (s *session) mustAsk(state header.BrakeState) bool {
+	known := s.Brake.State()
+	if !known.Stopped || time.Since(s.proof) >= proofLimit {
+		return true
+	}
+	return state.Prober != "" && (state.Prober != known.Prober || state.Manual != known.Manual ||
+		!state.Until.Equal(known.Until))
+}
+
 // hasToken notes that a process had a token at that time.
 func (s *session) hasToken(at time.Time) {
 	s.beaten, s.proof, s.asked = at, at, time.Time{}
@@ -78,6 +123,15 @@ func (s *session) hasToken(at time.Time) {
 type told struct {
 	header.BrakeState
 	Age int64 `json:"age"` // milliseconds since the sender has heard of a token
+}
+
+// newsTold makes news of the kind Told.
+func newsTold(sender string, state header.BrakeState, age time.Duration) (amqp.Publishing, error) {
+	msg, err := News(Told, sender, state)
+	if err == nil {
+		msg.Body, err = json.Marshal(told{state, age.Milliseconds()})
+	}
+	return msg, err
 }
 
 // hearTold takes the answer of a process that does not probe. It counts for a process that does not
@@ -100,13 +154,16 @@ func (s *session) hearTold(body []byte, state header.BrakeState) {
 // someAnswers is how many of the processes that do not probe answer a question, on average.
 const someAnswers = 8
 
+// manyAnswer reports whether enough other processes answer.
+func (s *session) manyAnswer() bool { return rand.Float64()*float64(len(s.rates)) > someAnswers }
+
 // answer tells the state to a process that has asked for it.
 func (s *session) answer(queue string, asker header.BrakeState) error {
 	state, now := s.Brake.State(), time.Now()
 	kind := Stopped
 	switch {
 	case len(s.held) > 0:
-	case rand.Float64()*float64(len(s.rates)) > someAnswers:
+	case s.mine == "" && s.manyAnswer(): // a process that has published the token answers always
 		return nil
 	case state.Stopped && now.Sub(s.proof) < silence:
 		// The broker may not have noticed yet that the process with the token has died.
@@ -119,13 +176,11 @@ func (s *session) answer(queue string, asker header.BrakeState) error {
 	}
 	s.merge(&state)
 	if kind == Told {
-		msg, err := News(Told, s.Instance, state)
-		if err == nil {
-			msg.Body, err = json.Marshal(told{state, now.Sub(s.proof).Milliseconds()})
-		}
+		msg, err := newsTold(s.Instance, state, now.Sub(s.proof))
 		if err != nil {
 			return err
 		}
+		msg.UserId = s.user
 		return s.ch.Publish("", queue, false, false, msg)
 	}
 	return s.publish(kind, state, queue)
@@ -144,7 +199,7 @@ func (s *session) merge(state *header.BrakeState) {
 	for _, rate := range s.rates {
 		sum += rate
 	}
-	state.Rate, state.Members = max(state.Rate, sum), max(state.Members, len(s.rates))
+	state.Rate, state.Members = min(mostRate, max(state.Rate, sum)), max(state.Members, len(s.rates))
 }
 
 // keyNews is the type of the news of one key. Its body is a brake.KeyNews.
@@ -154,7 +209,7 @@ func (s *session) tellKey(news brake.KeyNews) {
 	body, err := json.Marshal(news)
 	if err == nil {
 		_ = s.ch.Publish(Prefix+s.name, "", false, false, amqp.Publishing{
-			ContentType: contentType, Type: keyNews, AppId: s.Instance, Body: body,
+			ContentType: contentType, Type: keyNews, AppId: s.Instance, UserId: s.user, Body: body,
 		})
 	}
 }
@@ -167,7 +222,8 @@ func (s *session) publish(kind string, state header.BrakeState, queue string) er
 	if err != nil {
 		return err
 	}
-	if kind == Hello {
+	msg.UserId = s.user
+	if kind == Hello || kind == Stopped {
 		msg.ReplyTo = s.queue
 	}
 	exchange := Prefix + s.name

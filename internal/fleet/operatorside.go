@@ -16,7 +16,7 @@ import (
 var (
 	// ErrNoBrake says that no process and no operator has declared the brake.
 	ErrNoBrake = errors.New("there is no such brake")
-	// ErrOpen says that the brake is not stopped.
+	// ErrOpen says that the brake was not stopped, as far as the broker and the processes show.
 	ErrOpen = errors.New("the brake is not stopped")
 
 	errClosed = errors.New("the broker has closed the channel: try again")
@@ -33,16 +33,55 @@ const (
 type operator struct {
 	conn *link.Conn
 	id   string // the sender of its news
+	user string // of its tokens and news; see Config.ControlUsers
 	name string
+	// refused is the process that does not believe the user; "" for none.
+	refused string
 }
 
 func newOperator(conn *link.Conn, name string) (*operator, error) {
-	return &operator{conn: conn, id: "operator/" + rand.Text(), name: name}, CheckName(name)
+	if err := CheckName(name); err != nil {
+		return nil, err
+	}
+	o := &operator{conn: conn, id: "operator/" + rand.Text(), user: conn.User(), name: name}
+	return o, nil
 }
 
-// StopByHand stops a brake: it publishes a token and tells the news. When it returns nil the broker
-// has confirmed the token. shared reports whether a process listens. The broker does not show how
-// many, because it counts the one active consumer alone.
+// do is conn.Do. A broker that names its users by tokens knows this one by another name, and
+// refuses a message with the name: then the messages have none.
+func (o *operator) do(ctx context.Context, f func(*amqp.Channel) error) error {
+	const foreign = amqp.PreconditionFailed
+	reason := make(chan int, 1)
+	err := o.conn.Do(ctx, func(ch *amqp.Channel) error {
+		closed := ch.NotifyClose(make(chan *amqp.Error, 1))
+		err := f(ch)
+		if ch.IsClosed() {
+			if why := <-closed; why != nil {
+				reason <- why.Code
+			}
+		}
+		return err
+	})
+	if err != nil && o.user != "" && len(reason) > 0 && <-reason == foreign {
+		o.user = ""
+		err = o.conn.Do(ctx, f)
+	}
+	return err
+}
+
+// believed returns an error if a process has refused the news.
+func (o *operator) believed() error {
+	if o.refused == "" {
+		return nil
+	}
+	return fmt.Errorf("no instance believes it: %q ignores the user %q, because its "+
+		"WithControlUsers names others", o.refused, o.user)
+}
+
+// StopByHand stops a brake: it publishes a token and tells the news. When it returns nil the
+// broker has confirmed the token, and no process has refused it. It waits a second at most for the
+// process that takes the token. shared reports whether a process listens. The broker does not show
+// how many, because it counts the one active consumer alone.
 func StopByHand(
 	ctx context.Context, conn *link.Conn, state header.BrakeState,
 ) (shared bool, err error) {
@@ -51,12 +90,8 @@ func StopByHand(
 		return false, err
 	}
 	state.Stopped, state.Manual = true, true
-	token, err := Token(rand.Text(), o.id, state)
-	if err != nil {
-		return false, err
-	}
 	listening := make(chan bool, 1)
-	err = conn.Do(ctx, func(ch *amqp.Channel) error {
+	err = o.do(ctx, func(ch *amqp.Channel) error {
 		if err := Declare(ch, o.name); err != nil {
 			return err
 		}
@@ -64,16 +99,53 @@ func StopByHand(
 		if err != nil {
 			return err
 		}
-		listening <- q.Consumers > 0
+		queue, news, err := o.hearAll(ch)
+		if err != nil {
+			return err
+		}
+		token, err := Token(rand.Text(), o.id, state)
+		if err != nil {
+			return err
+		}
+		token.UserId = o.user
 		if err := confirmed(ctx, ch, Prefix+o.name, token); err != nil {
 			return fmt.Errorf("publish the token of brake %q: %w", o.name, err)
 		}
-		return o.tell(ctx, ch, Stopped, "", state)
+		if listening <- q.Consumers > 0; q.Consumers == 0 {
+			return nil
+		}
+		if err := o.tell(ctx, ch, Stopped, queue, state); err != nil {
+			return err
+		}
+		return o.awaitStop(ctx, ch, news, state)
 	})
 	if err != nil {
 		return false, err
 	}
 	return <-listening, nil
+}
+
+// awaitStop answers the processes that ask whether there is a token, until one has it.
+func (o *operator) awaitStop(
+	ctx context.Context, ch *amqp.Channel, news <-chan amqp.Delivery, state header.BrakeState,
+) error {
+	var failed error
+	asked := false
+	taken, err := o.await(ctx, news, func(d amqp.Delivery, heard header.BrakeState) bool {
+		if d.Type == Hello && isPart(o.name, d.ReplyTo) {
+			msg, err := newsTold(o.id, state, 0)
+			msg.UserId = o.user
+			if err == nil {
+				err = ch.PublishWithContext(ctx, "", d.ReplyTo, false, false, msg)
+			}
+			asked, failed = true, err
+		}
+		return failed != nil || d.Type == Stopped && heard.Until.Equal(state.Until)
+	})
+	if taken || asked || err != nil {
+		return errors.Join(err, failed)
+	}
+	return o.believed()
 }
 
 // confirmed publishes a message to a queue, and returns nil when the queue has it.
@@ -110,6 +182,9 @@ func (o *operator) tell(
 		return err
 	}
 	msg.ReplyTo = replyTo
+	if kind != Hello {
+		msg.UserId = o.user
+	}
 	return ch.PublishWithContext(ctx, Prefix+o.name, "", false, false, msg)
 }
 
@@ -123,35 +198,55 @@ func (o *operator) listen(ch *amqp.Channel) (queue string, news <-chan amqp.Deli
 	return queue, news, err
 }
 
-// await returns the first news of a kind, or ok false after limit.
+// hearAll is listen, and hears the news for all processes too.
+func (o *operator) hearAll(ch *amqp.Channel) (
+	queue string, news <-chan amqp.Delivery, err error,
+) {
+	if queue, news, err = o.listen(ch); err == nil {
+		err = ch.QueueBind(queue, "", Prefix+o.name, false, nil)
+	}
+	if err != nil {
+		err = fmt.Errorf("brake %q: %w", o.name, err)
+	}
+	return queue, news, err
+}
+
+// await gives the news to take until it is done, for proberLimit at most.
 func (o *operator) await(
-	ctx context.Context, news <-chan amqp.Delivery, kind string, limit time.Duration,
-) (state header.BrakeState, ok bool, err error) {
-	over := time.NewTimer(limit)
+	ctx context.Context, news <-chan amqp.Delivery,
+	take func(d amqp.Delivery, state header.BrakeState) (done bool),
+) (done bool, err error) {
+	over := time.NewTimer(proberLimit)
 	defer over.Stop()
 	for {
 		select {
 		case d, open := <-news:
 			if !open {
-				return state, false, errClosed
+				return false, errClosed
 			}
-			if state, ok = Read(o.name, d); ok && d.Type == kind {
-				return state, true, nil
+			state, ok := Read(o.name, d)
+			if ok && d.Type == Refused {
+				o.refused = d.AppId
+			}
+			if ok && d.AppId != o.id && take(d, state) {
+				return true, nil
 			}
 		case <-over.C:
-			return header.BrakeState{Name: o.name}, false, nil
+			return false, nil
 		case <-ctx.Done():
-			return state, false, context.Cause(ctx)
+			return false, context.Cause(ctx)
 		}
 	}
 }
 
-// Ask returns the state of a brake: the answer of the process that probes, otherwise the state that
-// the queue shows. It waits a second for the answer. Where a token is there, and no process, the
-// token is looked at and stays. A brake that was never declared is ErrNoBrake.
+// Ask returns the state of a brake: the answer of the process that probes, otherwise the state
+// that the queue and the other processes show. It waits a second for the answers. Where a token is
+// there, and no process, the token is looked at and stays. A brake that was never declared is
+// ErrNoBrake.
 //
 // A process that probes and hangs does not answer, and AMQP does not show the token that it has.
-// Then the brake seems to be open until the broker drops the process.
+// Then the state is Unknown if other processes are stopped. Without others the brake seems to be
+// open until the broker drops the process.
 func Ask(ctx context.Context, conn *link.Conn, name string) (header.BrakeState, error) {
 	o, err := newOperator(conn, name)
 	if err != nil {
@@ -167,9 +262,11 @@ func Ask(ctx context.Context, conn *link.Conn, name string) (header.BrakeState, 
 	q, err := o.queue(ctx)
 	switch {
 	case err != nil || q.Messages == 0:
-		return header.BrakeState{Name: name}, err
+		state.Unknown = state.Stopped
+		return state, err
 	case q.Consumers > 0:
-		return header.BrakeState{Name: name, Stopped: true}, nil
+		state.Stopped = true
+		return state, nil
 	}
 	return o.takeTokens(ctx, q.Messages, func(last amqp.Delivery) error {
 		return last.Nack(true, true)
@@ -194,7 +291,8 @@ func (o *operator) queue(ctx context.Context) (amqp.Queue, error) {
 	return <-found, nil
 }
 
-// hello asks the process that probes. answered is false where none has answered within a second.
+// hello asks the process that probes. answered is false where it has not answered within a second.
+// Then the state is from another process, if that is stopped.
 func (o *operator) hello(ctx context.Context) (state header.BrakeState, answered bool, err error) {
 	type answer struct {
 		state header.BrakeState
@@ -209,7 +307,13 @@ func (o *operator) hello(ctx context.Context) (state header.BrakeState, answered
 		if err := o.tell(ctx, ch, Hello, queue, header.BrakeState{Name: o.name}); err != nil {
 			return err
 		}
-		state, ok, err := o.await(ctx, news, Stopped, proberLimit)
+		state := header.BrakeState{Name: o.name}
+		ok, err := o.await(ctx, news, func(d amqp.Delivery, told header.BrakeState) bool {
+			if d.Type == Stopped || d.Type == Told {
+				state = told
+			}
+			return d.Type == Stopped
+		})
 		if errors.Is(err, errClosed) {
 			err = nil // the exchange is gone: no process can answer
 		}
@@ -265,35 +369,32 @@ func (o *operator) takeTokens(
 	return <-taken, nil
 }
 
-// StartByHand opens a brake: it asks the process that probes, and where no process is up it removes
-// the tokens itself. It returns when the brake is open, or an error after five seconds. by names
-// the operator. A brake that is not stopped is ErrOpen.
+// StartByHand opens a brake: it asks the process that probes, and where no process is up it
+// removes the tokens itself. Where neither a process that probes nor a token is seen, it tells all
+// processes to start. It returns when the brake is open, or an error after five seconds. by names
+// the operator. ErrOpen says that it was not stopped before, as far as Ask and the tokens show.
 func StartByHand(ctx context.Context, conn *link.Conn, name, by string) error {
 	before, err := Ask(ctx, conn, name)
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case !before.Stopped:
-		return fmt.Errorf("%w: %q", ErrOpen, name)
 	}
 	o, err := newOperator(conn, name)
 	if err != nil {
 		return err
 	}
-	return conn.Do(ctx, func(ch *amqp.Channel) error { return o.start(ctx, ch, by, before.Prober) })
+	return o.do(ctx, func(ch *amqp.Channel) error { return o.start(ctx, ch, by, before) })
 }
 
 // start asks again each second, because another process may get the token meanwhile.
-func (o *operator) start(ctx context.Context, ch *amqp.Channel, by, prober string) error {
+func (o *operator) start(
+	ctx context.Context, ch *amqp.Channel, by string, before header.BrakeState,
+) error {
 	if err := Declare(ch, o.name); err != nil { // the exchange may be gone
 		return err
 	}
-	queue, news, err := o.listen(ch)
-	if err == nil {
-		err = ch.QueueBind(queue, "", Prefix+o.name, false, nil)
-	}
+	queue, news, err := o.hearAll(ch)
 	if err != nil {
-		return fmt.Errorf("brake %q: %w", o.name, err)
+		return err
 	}
 	order := header.BrakeState{Name: o.name, By: by, Since: time.Now().UTC()}
 	for limit := time.Now().Add(startLimit); time.Now().Before(limit); {
@@ -308,21 +409,34 @@ func (o *operator) start(ctx context.Context, ch *amqp.Channel, by, prober strin
 			if err != nil {
 				return err
 			}
-			continue // another token may have come
+			before.Stopped = true // a token that another operator has just given back was not seen
+			continue              // another token may have come
 		}
-		if q.Consumers == 0 { // the tokens are gone
-			return o.tell(ctx, ch, Started, "", order)
-		}
-		if err := o.tell(ctx, ch, Start, "", order); err != nil {
+		if err := o.tell(ctx, ch, Start, queue, order); err != nil {
 			return fmt.Errorf("brake %q: %w", o.name, err)
 		}
-		if _, started, err := o.await(ctx, news, Started, proberLimit); started || err != nil {
-			return err
+		seen := q.Messages > 0 || before.Stopped && !before.Unknown
+		if q.Consumers > 0 {
+			started, err := o.await(ctx, news, func(d amqp.Delivery, _ header.BrakeState) bool {
+				return d.Type == Started
+			})
+			if started || err != nil {
+				return err
+			}
+			if err := o.believed(); err != nil {
+				return err
+			}
+		}
+		if q.Consumers == 0 || !seen { // the tokens are gone
+			if err := o.tell(ctx, ch, Started, "", order); err != nil || before.Stopped {
+				return err
+			}
+			return fmt.Errorf("%w: %q", ErrOpen, o.name)
 		}
 	}
 	who := "the process that probes"
-	if prober != "" {
-		who = fmt.Sprintf("the process that probes, %q,", prober)
+	if before.Prober != "" {
+		who = fmt.Sprintf("the process that probes, %q,", before.Prober)
 	}
 	return fmt.Errorf("brake %q is still stopped: %s has not answered within %v. "+
 		"Restart that process, so that another one gets the token, and try again",

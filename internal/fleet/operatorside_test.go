@@ -162,6 +162,19 @@ func TestAStopWithoutAProcess(t *testing.T) {
 	require.Zero(t, testbroker.Depth(t, testbroker.URL(t), fleet.Prefix+b.name))
 }
 
+// Given a broker that knows the user by another name, as with tokens of OAuth 2, then an operator
+// stops and starts a brake all the same.
+func TestAnOperatorWithAnotherName(t *testing.T) {
+	t.Parallel()
+	b := newBrake(t)
+	b.probe()
+	b.conn.Config.SASL = []amqp.Authentication{&amqp.PlainAuth{Username: "other"}}
+	require.True(t, b.stop(b.planned()))
+	require.Equal(t, "anna", b.ask().By)
+	require.NoError(t, b.start())
+	require.False(t, b.ask().Stopped)
+}
+
 // Given a process that probes, when an operator asks and starts, then the process answers.
 func TestTheProcessThatProbesAnswers(t *testing.T) {
 	t.Parallel()

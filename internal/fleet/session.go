@@ -1,10 +1,12 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -23,6 +25,7 @@ type session struct {
 	tokens   <-chan amqp.Delivery
 	queue    string // of the news
 	tag      string // of the consumer of tokens
+	user     string // in all messages; "" without ControlUsers
 	mine     string // the id of the token that this process has published last
 	held     []amqp.Delivery
 	// The ids of the tokens that this process has published, until it acks them. A token that is
@@ -32,6 +35,7 @@ type session struct {
 	beaten           time.Time // the last news of a process that probes
 	echoed           time.Time // the last news of this process that came back
 	asked            time.Time // whether a process probes; zero: not asked
+	askedAll         time.Time // because news named no queue
 	began            time.Time
 	sure             bool // that a brake that is not stopped has started
 
@@ -53,6 +57,11 @@ func (m *Member) session(ctx context.Context) error {
 		return err
 	}
 	s := &session{Member: m, probed: make(chan error, 1), published: map[string]bool{}}
+	if len(m.ControlUsers) > 0 {
+		if s.user = conn.User(); !slices.Contains(m.ControlUsers, s.user) {
+			return fmt.Errorf("%w: %q", errNotListed, s.user)
+		}
+	}
 	if err := s.open(ctx, conn); err != nil {
 		return err
 	}
@@ -150,6 +159,12 @@ func (s *session) run(ctx context.Context) error {
 			return err
 		}
 	}
+	if s.orphaned && s.Brake.Stopped() {
+		if err := s.publishToken(s.Brake.State()); err != nil {
+			return err
+		}
+	}
+	s.orphaned = false
 	for {
 		select {
 		case <-ctx.Done():
@@ -161,7 +176,8 @@ func (s *session) run(ctx context.Context) error {
 			return err
 		case d, ok := <-s.news:
 			if !ok {
-				return errors.New("the broker has cancelled the consumer of the news")
+				return cmp.Or(s.channelLost(),
+					errors.New("the broker has cancelled the consumer of the news"))
 			}
 			if d.AppId == s.Instance {
 				s.echoed = time.Now()
@@ -177,7 +193,10 @@ func (s *session) run(ctx context.Context) error {
 			s.known()
 		case d, ok := <-s.tokens:
 			if !ok {
-				return errors.New("the broker has cancelled the consumer of the token")
+				if err := s.channelLost(); err != nil {
+					return err
+				}
+				return s.queueGone()
 			}
 			if err := s.take(d); err != nil {
 				return err
@@ -198,6 +217,17 @@ func (s *session) run(ctx context.Context) error {
 			}
 		}
 	}
+}
+
+// channelLost returns why the channel has ended, or nil if it has not.
+func (s *session) channelLost() error {
+	if !s.ch.IsClosed() {
+		return nil
+	}
+	if err := <-s.closed; err != nil {
+		return err
+	}
+	return link.ErrLost
 }
 
 // end gives everything back. The broker gives the token to the next process.

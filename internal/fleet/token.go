@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,7 +11,6 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
@@ -40,6 +40,9 @@ func (s *session) take(d amqp.Delivery) error {
 	if s.spent[d.MessageId] { // published before the brake started
 		delete(s.spent, d.MessageId)
 		return d.Ack(false)
+	}
+	if !s.believes(d) {
+		return errors.Join(s.refuse(d), d.Ack(false))
 	}
 	s.held = append(s.held, d)
 	before := s.Brake.State()
@@ -199,7 +202,18 @@ func (s *session) stepBack() error {
 	state := s.Brake.State()
 	state.Prober = ""
 	s.Brake.Set(state)
-	return answered(s.consume)
+	err := answered(s.consume)
+	if gone := new(amqp.Error); errors.As(err, &gone) && gone.Code == amqp.NotFound {
+		return s.queueGone()
+	}
+	return err
+}
+
+// queueGone notes that the queue of the token was deleted: no process has its token now.
+func (s *session) queueGone() error {
+	state := s.Brake.State()
+	s.orphaned = state.Stopped && (state.Prober == "" || state.Prober == s.Instance)
+	return errors.New("the queue of the token was deleted")
 }
 
 // tick renews the token, tells the state or asks for it, if that is due.
@@ -236,6 +250,7 @@ func (s *session) publishToken(state header.BrakeState) error {
 	if err != nil {
 		return err
 	}
+	msg.UserId = s.user
 	confirm, err := s.ch.PublishWithDeferredConfirm("", Prefix+s.name, true, false, msg)
 	if err != nil {
 		return err
@@ -247,13 +262,8 @@ func (s *session) publishToken(state header.BrakeState) error {
 	switch {
 	case err != nil:
 		return fmt.Errorf("%w: %w", errUnconfirmed, err)
-	case !acked && s.ch.IsClosed(): // with its connection, perhaps: that is no answer of the broker
-		if err := <-s.closed; err != nil {
-			return err
-		}
-		return link.ErrLost
-	case !acked:
-		return errUnconfirmed
+	case !acked: // with its connection, perhaps: that is no answer of the broker
+		return cmp.Or(s.channelLost(), errUnconfirmed)
 	}
 	select {
 	case <-s.returned: // the broker returns a message before it confirms it

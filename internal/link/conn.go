@@ -32,6 +32,19 @@ type Conn struct {
 	unblocked chan struct{} // nil while the broker takes publishes
 }
 
+// User returns the user of the connection, or "" where a certificate or another mechanism names it.
+func (c *Conn) User() string {
+	for _, auth := range c.Config.SASL { // amqp091-go has left the mechanism that was used
+		switch auth := auth.(type) {
+		case *amqp.PlainAuth:
+			return auth.Username
+		case *amqp.AMQPlainAuth:
+			return auth.Username
+		}
+	}
+	return ""
+}
+
 // Unblocked returns a channel that is closed when the broker takes publishes again. It is nil
 // while the broker takes them.
 func (c *Conn) Unblocked() <-chan struct{} {

@@ -16,11 +16,11 @@ type began struct{ handled, followed int }
 // pour gives n messages of as many keys to a Line of three messages and fails each that is handled.
 func pour(n int, careful, must bool) (b began, messages int) {
 	l := order.New[int](order.Limits{Messages: 3, Bytes: 1 << 20})
-	l.BeCareful(careful)
+	l.BeCareful(careful, 1)
 	l.Know(1, true)
 	now := time.Unix(1000, 0)
 	for i := range n {
-		l.Arrived(fmt.Sprint("key", i), i, must)
+		l.Arrived(fmt.Sprint("key", i), i, careful, must)
 		for step, ok := l.Next(now); ok; step, ok = l.Next(now) {
 			if step.Follows {
 				b.followed++
@@ -62,8 +62,8 @@ func TestWhatMustFollowGoesFirst(t *testing.T) {
 	l.Returned(order.Waiting[string]{Key: "line", Seq: 1, ID: order.ID{Epoch: 1, N: 1}, Item: "line"})
 	l.Know(1, true)
 	for i := range 4 {
-		l.Arrived(fmt.Sprint("free", i), "free", false)
-		l.Arrived(fmt.Sprint("must", i), "must", true)
+		l.Arrived(fmt.Sprint("free", i), "free", false, false)
+		l.Arrived(fmt.Sprint("must", i), "must", false, true)
 	}
 	var items []string
 	for step, ok := l.Next(time.Time{}); ok; step, ok = l.Next(time.Time{}) {
@@ -81,7 +81,7 @@ func TestMessagesThatMustFollowWaitForRoom(t *testing.T) {
 	l := order.New[int](order.Limits{Messages: 3, Bytes: 1 << 20})
 	l.Know(1, true)
 	for i := range n {
-		l.Arrived(fmt.Sprint("key", i), i, true)
+		l.Arrived(fmt.Sprint("key", i), i, false, true)
 	}
 	handled := 0
 	for step, ok := l.Next(time.Time{}); ok; step, ok = l.Next(time.Time{}) {

@@ -1,6 +1,7 @@
 package order_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -121,8 +122,8 @@ func TestNothingFollowsAMessageThatIsNotAcked(t *testing.T) {
 	t.Parallel()
 	l := order.New[string](order.Limits{Messages: 10, Bytes: 1 << 20})
 	l.Know(1, true)
-	l.Arrived("a", "first", false)
-	l.Arrived("a", "second", false)
+	l.Arrived("a", "first", false, false)
+	l.Arrived("a", "second", false, false)
 	step, ok := l.Next(time.Time{})
 	require.True(t, ok)
 	l.Returned(order.Waiting[string]{Key: "a", Seq: 1, ID: step.ID, Block: true, Item: "mark"})
@@ -133,6 +134,24 @@ func TestNothingFollowsAMessageThatIsNotAcked(t *testing.T) {
 	require.True(t, ok)
 	require.True(t, step.Follows)
 	require.Equal(t, "second", step.Item)
+}
+
+// A token names the messages that its process tries. An earlier version ignores the last word. A
+// forged token names no more than a process tries together.
+func TestATokenNamesTheMessagesThatAreTried(t *testing.T) {
+	t.Parallel()
+	plain := order.Note{Kind: order.Token, Epoch: 5, Name: "x", Ahead: 256, Crashes: 3}
+	alone, together := plain, plain
+	alone.Trying, together.Together = id(3), []order.ID{id(3), {Epoch: 2, N: 9}}
+	for text, want := range map[string]order.Note{
+		"token 5 x 256 3 0-0": plain, "token 5 x 256 3 1-3": alone,
+		"token 5 x 256 3 0-0 1-3,2-9": together,
+	} {
+		require.Equal(t, want, order.ParseNote(text))
+		require.Equal(t, text, want.String())
+	}
+	forged := order.ParseNote("token 5 x 256 3 0-0 " + strings.Repeat(",1-3", 1000))
+	require.Len(t, forged.Together, order.MaxTried)
 }
 
 func TestTheFirstCopyIsNamedInTheHeader(t *testing.T) {

@@ -16,9 +16,21 @@ type lane[T any] struct {
 	following *Step[T]
 	last      uint64 // the highest number
 	ready     bool
-	full      bool
+	waits     [queues]bool
 	wake      time.Time // of its timer
 }
+
+// queue has the lanes that wait for the same, in their order. If the first may not go on, none may.
+// So a change costs as much as the lanes that it lets go on.
+type queue int
+
+const (
+	forReserve queue = iota
+	forRoom
+	forTurn // to be handled
+	queues
+	none
+)
 
 // entry is a message in the line.
 type entry[T any] struct {
@@ -28,15 +40,15 @@ type entry[T any] struct {
 }
 
 type fresh[T any] struct {
-	item T
-	must bool
+	item        T
+	again, must bool
 }
 
 // lane returns the lane of a key. A message without an order has its own.
 func (l *Line[T]) lane(key string) *lane[T] {
 	if key == "" {
 		a := &lane[T]{}
-		l.alone[a] = struct{}{}
+		l.keyless[a] = struct{}{}
 		return a
 	}
 	a, ok := l.lanes[key]
@@ -53,7 +65,7 @@ func (l *Line[T]) touch(a *lane[T]) {
 		if l.lanes[a.key] == a {
 			delete(l.lanes, a.key)
 		}
-		delete(l.alone, a)
+		delete(l.keyless, a)
 		return
 	}
 	if !a.ready {
@@ -66,8 +78,9 @@ func (a *lane[T]) isEmpty() bool {
 	return len(a.waiting) == 0 && len(a.fresh) == 0 && a.handling == nil && a.following == nil
 }
 
-// step begins the next message of the lane, if it may begin now.
-func (l *Line[T]) step(a *lane[T], now time.Time) *Step[T] {
+// step begins the next message of the lane, if it may begin now. called is the queue from which
+// the lane comes, or none.
+func (l *Line[T]) step(a *lane[T], now time.Time, called queue) *Step[T] {
 	if !l.lineKnown {
 		return nil // Know comes back to all
 	}
@@ -77,9 +90,7 @@ func (l *Line[T]) step(a *lane[T], now time.Time) *Step[T] {
 			switch {
 			case first.Due.After(now):
 				l.sleep(a, first.Due)
-			case l.careful && l.handling > 0, l.mustsWait():
-				l.wait(a)
-			default:
+			case l.passes(a, forTurn, called):
 				return l.handleFirst(a)
 			}
 		}
@@ -94,12 +105,37 @@ func (l *Line[T]) step(a *lane[T], now time.Time) *Step[T] {
 	}
 	inLine := len(a.waiting) > 0 || a.handling != nil
 	must := a.fresh[0].must
-	follows := inLine || must || l.careful
-	if follows && !must && !l.hasRoom() || !l.hasReserve() || !follows && l.mustsWait() {
-		l.wait(a)
+	follows := inLine || must || l.careful && a.fresh[0].again
+	if follows && !must && !l.passes(a, forRoom, called) || !l.passes(a, forReserve, called) ||
+		!follows && !l.passes(a, forTurn, called) {
 		return nil
 	}
 	return l.begin(a, follows)
+}
+
+// passes reports whether a lane need not wait in a queue. Otherwise it waits, behind the others.
+func (l *Line[T]) passes(a *lane[T], q, called queue) bool {
+	if (called == q || len(l.waiting[q]) == 0) && l.may(a, q) {
+		return true
+	}
+	if !a.waits[q] {
+		a.waits[q] = true
+		l.waiting[q] = append(l.waiting[q], a)
+	}
+	return false
+}
+
+// may reports whether a lane that waits in a queue may go on.
+func (l *Line[T]) may(a *lane[T], q queue) bool {
+	switch q {
+	case forReserve:
+		return l.hasReserve()
+	case forRoom:
+		return l.hasRoom() && l.hasReserve()
+	}
+	alone := len(a.waiting) > 0 && a.waiting[0].Alone
+	return !l.mustsWait() && (!l.careful || l.handling == 0 ||
+		!alone && l.alone == nil && l.handling < l.window)
 }
 
 func (l *Line[T]) handleFirst(a *lane[T]) *Step[T] {
@@ -111,6 +147,12 @@ func (l *Line[T]) handleFirst(a *lane[T]) *Step[T] {
 	a.handling = &Step[T]{
 		From: e.ID, Item: e.Item, Key: a.key, Seq: e.Seq, ID: l.newID(a), First: first,
 		Mark: a.markOf(first), lane: a, inLine: true, size: e.Size,
+	}
+	if l.careful {
+		l.trying[e.ID] = struct{}{}
+		if e.Alone || l.window == 1 {
+			l.alone = a.handling
+		}
 	}
 	return a.handling
 }
@@ -131,9 +173,7 @@ func (l *Line[T]) begin(a *lane[T], follows bool) *Step[T] {
 		Item: a.fresh[0].item, Follows: follows, Key: a.key, Seq: a.last + 1, ID: l.newID(a), lane: a,
 	}
 	if a.fresh[0].must {
-		if l.musts--; l.musts == 0 {
-			l.retry()
-		}
+		l.musts--
 	}
 	a.fresh[0] = fresh[T]{}
 	a.fresh = a.fresh[1:]
@@ -166,35 +206,10 @@ func (l *Line[T]) hasReserve() bool {
 // which counts against their delivery limit. They do not wait for a handler that hangs.
 func (l *Line[T]) mustsWait() bool { return l.musts > 0 && l.handling == 0 && l.hasReserve() }
 
-// noteFull looks at the lanes again if messages that must follow have no room.
-func (l *Line[T]) noteFull() {
-	if l.musts > 0 && !l.hasReserve() {
-		l.retry()
-	}
-}
-
 // out counts a message that has left the line.
 func (l *Line[T]) out(size int) {
 	l.messages--
 	l.bytes -= size
-	l.retry()
-}
-
-// wait keeps a lane until retry.
-func (l *Line[T]) wait(a *lane[T]) {
-	if !a.full {
-		a.full = true
-		l.full = append(l.full, a)
-	}
-}
-
-// retry looks at the lanes that wait again.
-func (l *Line[T]) retry() {
-	for _, a := range l.full {
-		a.full = false
-		l.touch(a)
-	}
-	l.full = l.full[:0]
 }
 
 func (l *Line[T]) sleep(a *lane[T], until time.Time) {

@@ -17,6 +17,7 @@ package order
 
 import (
 	"container/heap"
+	"maps"
 	"slices"
 	"time"
 )
@@ -37,6 +38,8 @@ type Waiting[T any] struct {
 	Size  int       // in memory
 	// Block says that this is the mark of a dead letter whose key waits for a person.
 	Block bool
+	// Alone says that the message has been blamed before: it is tried with no other beside it.
+	Alone bool
 	Item  T
 }
 
@@ -73,10 +76,15 @@ type Limits struct{ Messages, Bytes int }
 // Reserve is how many more messages are in the line at most.
 const Reserve = 4096
 
-// MaxEpoch and MaxSeq are the highest numbers that count. Higher numbers are forged. They would
-// leave no number to the next message.
+// MaxTried is how many messages are tried together at most.
+const MaxTried = 32
+
+// MaxEpoch and MaxSeq are the highest numbers that count, and MaxJump is how far an epoch may be
+// above an epoch in which a process has led. Higher numbers are forged. They would leave no number
+// to the next message or process.
 const (
 	MaxEpoch uint64 = 1 << 53
+	MaxJump  uint64 = 1 << 20
 	MaxSeq   uint64 = 1 << 53
 )
 
@@ -84,21 +92,27 @@ const (
 type Line[T any] struct {
 	limits Limits
 	epoch  uint64
+	led    uint64 // an epoch in which a process has led; 0: none is known
 	writes uint64 // copies so far
 
 	careful  bool
-	handling int // messages
-	musts    int // messages of the main queue that must follow
+	window   int             // so many may be handled at once while careful
+	most     int             // the largest window
+	suspects map[ID]struct{} // one of them may have ended the process before; not handled yet
+	trying   map[ID]struct{} // messages of the line that are handled while careful
+	alone    *Step[T]        // nothing is handled beside it
+	handling int             // messages
+	musts    int             // messages of the main queue that must follow
 
 	lineKnown bool // everything that is in the line has been returned
 	mainKnown bool // and it was everything when the first message of the main queue came
 
 	lanes    map[string]*lane[T]
-	alone    map[*lane[T]]struct{} // of messages that have no order
+	keyless  map[*lane[T]]struct{} // of messages that have no order
 	expected map[ID]*lane[T]       // of copies that may be in the line and have not been returned
 	ready    []*lane[T]            // that may have a step
 	timers   timers[T]             // lanes whose first message is not due
-	full     []*lane[T]            // that wait for room in the line, or for another message to end
+	waiting  [queues][]*lane[T]    // in queues
 	messages int                   // in the line
 	bytes    int
 }
@@ -106,16 +120,17 @@ type Line[T any] struct {
 // New returns a Line of which nothing is known yet.
 func New[T any](limits Limits) *Line[T] {
 	return &Line[T]{
-		limits: limits, lanes: map[string]*lane[T]{}, alone: map[*lane[T]]struct{}{},
-		expected: map[ID]*lane[T]{},
+		limits: limits, lanes: map[string]*lane[T]{}, keyless: map[*lane[T]]struct{}{},
+		expected: map[ID]*lane[T]{}, trying: map[ID]struct{}{},
 	}
 }
 
-// Arrived takes a message of the main queue. A message that must follow goes to the line also if no
-// message of its key is there, and beyond the limits.
-func (l *Line[T]) Arrived(key string, item T, must bool) {
+// Arrived takes a message of the main queue. again says that an earlier process may have had it in
+// hand. A message that must follow goes to the line also if no message of its key is there, and
+// beyond the limits.
+func (l *Line[T]) Arrived(key string, item T, again, must bool) {
 	a := l.lane(key)
-	a.fresh = append(a.fresh, fresh[T]{item, false})
+	a.fresh = append(a.fresh, fresh[T]{item, again, false})
 	for i := len(a.fresh) - 1; must && i >= 0 && !a.fresh[i].must; i-- {
 		a.fresh[i].must = true // what stands before it goes first
 		l.musts++
@@ -145,7 +160,6 @@ func (l *Line[T]) Returned(w Waiting[T]) {
 		l.messages++
 		a.insert(entry[T]{Waiting: w, here: true})
 	}
-	l.noteFull()
 	l.touch(a)
 }
 
@@ -153,6 +167,7 @@ func (l *Line[T]) Returned(w Waiting[T]) {
 // message of the main queue had come.
 func (l *Line[T]) Know(epoch uint64, main bool) {
 	l.epoch, l.lineKnown, l.mainKnown = max(l.epoch, epoch), true, l.mainKnown || main
+	l.led = l.epoch
 	for a := range l.all {
 		a.waiting = slices.DeleteFunc(a.waiting, func(e entry[T]) bool {
 			gone := e.sure && !e.here // the line was purged
@@ -173,7 +188,7 @@ func (l *Line[T]) all(yield func(*lane[T]) bool) {
 			return
 		}
 	}
-	for a := range l.alone {
+	for a := range l.keyless {
 		if !yield(a) {
 			return
 		}
@@ -200,20 +215,58 @@ func (l *Line[T]) Forget() (items []T) {
 	return items
 }
 
-// BeCareful says whether every message goes through the line, and is handled alone.
-func (l *Line[T]) BeCareful(careful bool) {
-	l.careful = careful
-	l.retry()
+// BeCareful says whether the messages of the line are tried. At first one is handled alone. Each
+// message that has ended in peace lets one more be handled at once, up to most. A message of the
+// main queue that an earlier process may have had in hand goes to the line before.
+//
+// One of the suspects may have ended the process before. So half as many are handled at once until
+// all of them have been: if this process ends, too, the next has half as many suspects. The last is
+// handled alone.
+func (l *Line[T]) BeCareful(careful bool, most int, suspects ...ID) {
+	l.careful, l.most, l.alone, l.suspects = careful, most, nil, map[ID]struct{}{}
+	for a := range l.all {
+		for i := range a.waiting {
+			if id := a.waiting[i].ID; slices.Contains(suspects, id) {
+				l.suspects[id] = struct{}{}
+			}
+		}
+	}
+	l.window = max(1, min(len(l.suspects)/2, most))
+	for q, waiting := range l.waiting {
+		l.waiting[q] = nil
+		for _, a := range waiting {
+			a.waits[q] = false
+			l.touch(a)
+		}
+	}
+}
+
+// Trying returns the messages of the line that are being tried: a single message if nothing is
+// handled beside it, or the messages that are handled together, beside fresh messages.
+func (l *Line[T]) Trying() (alone ID, together []ID) {
+	if l.alone != nil {
+		return l.alone.From, nil
+	}
+	return ID{}, slices.Collect(maps.Keys(l.trying))
 }
 
 // Epoch is the highest epoch that was seen.
 func (l *Line[T]) Epoch() uint64 { return l.epoch }
 
-// Seen notes an epoch of another process.
-func (l *Line[T]) Seen(epoch uint64) {
-	if epoch <= MaxEpoch {
-		l.epoch = max(l.epoch, epoch)
+// Led notes an epoch in which a process has led. It has no effect if one is known.
+func (l *Line[T]) Led(epoch uint64) {
+	if l.led == 0 && epoch <= MaxEpoch {
+		l.led = epoch
 	}
+}
+
+// Seen notes an epoch of another process. It reports whether the epoch counts.
+func (l *Line[T]) Seen(epoch uint64) bool {
+	if epoch > l.led+MaxJump {
+		return false
+	}
+	l.epoch = max(l.epoch, epoch)
+	return true
 }
 
 // Len returns how many messages are in the line, and their bytes in memory.
@@ -240,17 +293,34 @@ func (l *Line[T]) Next(now time.Time) (*Step[T], bool) {
 		t.lane.wake = time.Time{}
 		l.touch(t.lane)
 	}
+	for q := range l.waiting {
+		for len(l.waiting[q]) > 0 && l.may(l.waiting[q][0], queue(q)) {
+			a := pop(&l.waiting[q])
+			a.waits[q] = false
+			if step := l.step(a, now, queue(q)); step != nil {
+				l.touch(a)
+				return step, true
+			}
+		}
+	}
 	for len(l.ready) > 0 {
-		a := l.ready[0]
-		l.ready = l.ready[1:]
+		a := pop(&l.ready)
 		a.ready = false
-		if step := l.step(a, now); step != nil {
+		if step := l.step(a, now, none); step != nil {
 			l.touch(a)
 			return step, true
 		}
 	}
-	l.ready = nil
 	return nil, false
+}
+
+// pop takes the first lane.
+func pop[T any](lanes *[]*lane[T]) *lane[T] {
+	a := (*lanes)[0]
+	if *lanes = (*lanes)[1:]; len(*lanes) == 0 {
+		*lanes = nil
+	}
+	return a
 }
 
 // Wake returns when Next may return a message that is not due now.
@@ -269,9 +339,8 @@ func (l *Line[T]) Ended(s *Step[T], copied bool) {
 		a.following = nil
 	} else {
 		a.handling = nil
-		if l.handling--; l.careful {
-			l.retry()
-		}
+		l.handling--
+		l.tried(s)
 	}
 	if s.inLine {
 		l.out(s.size)
@@ -285,8 +354,19 @@ func (l *Line[T]) Ended(s *Step[T], copied bool) {
 		l.messages++
 		a.insert(entry[T]{Waiting: Waiting[T]{Key: a.key, Seq: s.Seq, ID: s.ID}})
 	}
-	l.noteFull()
 	l.touch(a)
+}
+
+// tried notes that a message was handled, and that the process has not ended.
+func (l *Line[T]) tried(s *Step[T]) {
+	if l.alone == s {
+		l.alone = nil
+	}
+	delete(l.trying, s.From)
+	delete(l.suspects, s.From)
+	if len(l.suspects) == 0 {
+		l.window = min(l.window+1, l.most)
+	}
 }
 
 // Release takes the marks of dead letters from the front of a key and returns them. It has no

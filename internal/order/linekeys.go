@@ -16,9 +16,6 @@ type Key[T any] struct {
 	Replayed bool
 }
 
-// Keyed returns how many keys have messages in hand. A message without a key counts as one.
-func (l *Line[T]) Keyed() int { return len(l.lanes) + len(l.alone) }
-
 // Keys calls yield for each key with messages in the line.
 func (l *Line[T]) Keys(yield func(Key[T]) bool) {
 	for a := range l.all {

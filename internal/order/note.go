@@ -16,7 +16,7 @@ type Kind string
 const (
 	Wait    Kind = "wait"    // SEQ ID FIRST: a message that waits
 	Block   Kind = "block"   // SEQ ID FIRST: the mark of a dead letter that keeps its key waiting
-	Token   Kind = "token"   // EPOCH NAME AHEAD CRASHES ID: of a process that leads, or may lead
+	Token   Kind = "token"   // EPOCH NAME AHEAD CRASHES ID SET: of a process that leads, or may lead
 	Release Kind = "release" // ID: takes the mark with this ID away
 	// Ask asks the process that leads for a State. The header header.Key may name a key that must be
 	// in it, or the mark of one.
@@ -42,6 +42,8 @@ type Note struct {
 	// Trying is the message that the process handles alone. In a token without an Epoch it has the
 	// Epoch in which the process has led: the process has lost its connection and is back.
 	Trying ID
+	// Together are the messages of the line that the process handles beside others.
+	Together []ID
 }
 
 // Clean is one less than no crash: the next process counts one more.
@@ -57,7 +59,11 @@ func (n Note) String() string {
 		}
 		return text
 	case Token:
-		return fmt.Sprintf("%s %d %s %d %d %s", n.Kind, n.Epoch, n.Name, n.Ahead, n.Crashes, n.Trying)
+		text := fmt.Sprintf("%s %d %s %d %d %s", n.Kind, n.Epoch, n.Name, n.Ahead, n.Crashes, n.Trying)
+		for i, id := range n.Together {
+			text += string(" ,"[min(i, 1)]) + id.String()
+		}
+		return text
 	case Release:
 		return fmt.Sprintf("%s %s", n.Kind, n.ID)
 	}
@@ -73,7 +79,7 @@ const (
 // ParseNote reads a header. A message whose header is missing or cannot be read waits with
 // the number 0: it is the first of its key.
 func ParseNote(text string) (n Note) {
-	words := append(strings.Fields(text), make([]string, 6)...)
+	words := append(strings.Fields(text), make([]string, 7)...)
 	number := func(s string) uint64 {
 		v, _ := strconv.ParseUint(s, 10, 64)
 		return v
@@ -86,6 +92,11 @@ func ParseNote(text string) (n Note) {
 		n.Crashes, _ = strconv.Atoi(words[4])
 		n.Crashes = min(max(n.Crashes, Clean), MaxCrashes)
 		n.Trying = ParseID(words[5])
+		for id := range strings.SplitSeq(words[6], ",") {
+			if id != "" && len(n.Together) < MaxTried {
+				n.Together = append(n.Together, ParseID(id))
+			}
+		}
 	case Release:
 		n.ID = ParseID(words[1])
 	case Ask:
@@ -123,6 +134,8 @@ type State struct {
 	// Named says that the key that was asked for is among Keys if it has messages in the line.
 	// Earlier versions do not know that a key is asked for.
 	Named bool `json:"named,omitempty"`
+	// Unbelieved says that a Release of the user who has asked does not count.
+	Unbelieved bool `json:"unbelieved,omitempty"`
 }
 
 // MaxKeys bounds State.Keys.

@@ -35,6 +35,7 @@ type world struct {
 	main, line []*stored // not delivered
 	dead       []*stored // with Block
 	ids        int
+	kills      int // so many messages end their process, and nothing else does
 
 	leader
 	judge
@@ -46,6 +47,8 @@ type stored struct {
 	n     int // of the key
 	fails int // so often
 	dies  bool
+	kills *bool // it ends its process, until it is blamed; of all its copies
+	again bool  // was delivered from the main queue before
 	note  order.Note
 	due   time.Time
 	id    int
@@ -63,6 +66,10 @@ type leader struct {
 	came    bool
 	reading bool // the main queue
 	gates   int
+	known   bool // a gate was passed
+	// blamed was tried alone when the process before has ended, the others together.
+	blamed   order.ID
+	suspects []order.ID
 }
 
 // running is a step in progress.
@@ -78,12 +85,15 @@ type judge struct {
 	succeeded map[string]map[int]bool
 	begun     map[string]int // the highest number
 	wrong     []string
+
+	deaths, blames int // since messages are tried
 }
 
 const (
 	keys     = 4
 	perKey   = 12
 	prefetch = 8
+	most     = 4 // are tried together
 )
 
 func newWorld(t *testing.T, seed uint64, b bug) *world {
@@ -122,6 +132,9 @@ func (w *world) lead() {
 	old := w.leader
 	w.line = append(slices.Clone(old.lineOut), w.line...)
 	w.leader = leader{memory: order.New[*stored](order.Limits{Messages: 20, Bytes: 1 << 20})}
+	if old.memory != nil {
+		w.blamed, w.suspects = old.memory.Trying()
+	}
 	w.came = w.bug == noSecondToken
 	w.shut()
 	if w.rand.IntN(2) == 0 {
@@ -190,6 +203,10 @@ func (w *world) deliverLine() {
 		w.lineOut = append(slices.DeleteFunc(w.lineOut, isToken), s)
 		w.gate, w.reading = "", true
 		w.memory.Know(s.note.Epoch, w.whole)
+		if !w.known {
+			w.known = true
+			w.memory.BeCareful(w.rand.IntN(3) > 0 || w.kills > 0, most, append(w.suspects, w.blamed)...)
+		}
 		for _, release := range w.later {
 			for _, mark := range append(w.memory.Release(release.key, release.note.ID), release) {
 				w.settle(mark)
@@ -218,7 +235,7 @@ func (w *world) deliverLine() {
 	}
 	w.memory.Returned(order.Waiting[*stored]{
 		Key: s.key, Seq: note.Seq, ID: note.ID, First: note.First, Due: s.due, Size: 100,
-		Block: note.Kind == order.Block, Item: s,
+		Block: note.Kind == order.Block, Alone: w.rand.IntN(20) == 0, Item: s,
 	})
 }
 
@@ -229,7 +246,8 @@ func (w *world) deliverMain() {
 	s := w.main[0]
 	w.main = w.main[1:]
 	w.mainOut = append(w.mainOut, s)
-	w.memory.Arrived(s.key, s, w.rand.IntN(50) == 0)
+	w.memory.Arrived(s.key, s, s.again, w.rand.IntN(50) == 0)
+	s.again = true
 	if !w.came {
 		w.came = true
 		if w.gate == "" {
@@ -243,6 +261,12 @@ func (w *world) begin() {
 		return
 	}
 	step, ok := w.memory.Next(w.now)
+	if !ok && w.gate == "" {
+		w.memory.Know(w.memory.Epoch(), false) // looks at all keys
+		if step, ok = w.memory.Next(w.now); ok {
+			w.wrong = append(w.wrong, step.Item.key+" was not woken")
+		}
+	}
 	if !ok {
 		return
 	}
@@ -251,6 +275,15 @@ func (w *world) begin() {
 	}
 	w.running = append(w.running, &running{step: step, marked: step.Mark != order.ID{}})
 	if s := step.Item; !step.Follows {
+		if step.From == w.blamed && w.blamed != (order.ID{}) {
+			w.blame(s)
+		}
+		alone, _ := w.memory.Trying()
+		others := w.running[:len(w.running)-1]
+		if alone == step.From && alone != (order.ID{}) && slices.ContainsFunc(others,
+			func(r *running) bool { return !r.step.Follows }) {
+			w.wrong = append(w.wrong, fmt.Sprintf("%s%d is not alone", s.key, s.n))
+		}
 		if w.rand.IntN(3) == 0 { // another end than before
 			s.dies = false
 		} else if step.Mark != (order.ID{}) && w.rand.IntN(3) == 0 {
@@ -264,6 +297,17 @@ func (w *world) begin() {
 	}
 }
 
+// blame notes that the last process has ended while it tried a message alone.
+func (w *world) blame(s *stored) {
+	w.blames++
+	switch {
+	case s.kills != nil && *s.kills:
+		*s.kills = false
+	case w.kills > 0:
+		w.wrong = append(w.wrong, fmt.Sprintf("%s%d is blamed", s.key, s.n))
+	}
+}
+
 // proceed takes a random step in progress one step further: its copy, its ack, its end.
 func (w *world) proceed() {
 	if len(w.running) == 0 {
@@ -273,6 +317,9 @@ func (w *world) proceed() {
 	r := w.running[i]
 	s := r.step.Item
 	switch {
+	case s.kills != nil && *s.kills && !r.step.Follows:
+		w.deaths++
+		w.lead()
 	case !r.ended && r.dies() && !r.marked:
 		w.mark(r.step)
 		r.marked = true
@@ -404,8 +451,10 @@ func (w *world) run() (wrong []string) {
 		}
 		switch w.rand.IntN(40) {
 		case 0:
-			if w.rand.IntN(10) == 0 {
+			if w.kills == 0 && w.rand.IntN(10) == 0 {
 				w.lead()
+			} else if w.kills == 0 && w.rand.IntN(10) == 0 {
+				w.memory.BeCareful(false, most)
 			}
 		case 1:
 			if w.rand.IntN(10) == 0 {
@@ -452,6 +501,26 @@ func TestKeysKeepTheirOrder(t *testing.T) {
 	for seed := range seeds {
 		if wrong := newWorld(t, seed, noBug).run(); len(wrong) > 0 {
 			t.Fatalf("seed %d: %v", seed, wrong)
+		}
+	}
+}
+
+// Given messages that end their process each time, then each is found after few deaths: the first
+// death as a fresh message, then one for each halving. No other message is blamed.
+func TestTheMessagesThatEndTheirProcessAreFound(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(1000) {
+		w := newWorld(t, seed, noBug)
+		w.kills = 1 + int(seed%3)
+		for i := range w.kills {
+			s, kills := w.main[w.rand.IntN(len(w.main)/3)+i*len(w.main)/3], true
+			s.kills, s.fails, s.dies = &kills, 0, false
+		}
+		if wrong := w.run(); len(wrong) > 0 {
+			t.Fatalf("seed %d: %v", seed, wrong)
+		}
+		if w.blames != w.kills || w.deaths > 4*w.kills {
+			t.Fatalf("seed %d: %d deaths and %d blames of %d messages", seed, w.deaths, w.blames, w.kills)
 		}
 	}
 }

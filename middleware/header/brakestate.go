@@ -27,4 +27,7 @@ type BrakeState struct {
 	Rate float64 `json:"rate,omitempty"`
 	// Members is the number of instances that are known to share the rate.
 	Members int `json:"members,omitempty"`
+	// Unknown says that instances take the brake for stopped, and none of them shows the token that
+	// keeps it stopped. Only topology/operate sets it.
+	Unknown bool `json:"unknown,omitempty"`
 }

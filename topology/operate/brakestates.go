@@ -20,7 +20,7 @@ import (
 var (
 	// ErrNoBrake: the broker knows no brake of this name.
 	ErrNoBrake = fleet.ErrNoBrake
-	// ErrBrakeOpen: the brake is not stopped, so that there is nothing to start.
+	// ErrBrakeOpen: the brake was not stopped, as far as the broker and the processes show.
 	ErrBrakeOpen = fleet.ErrOpen
 )
 
@@ -28,7 +28,7 @@ const (
 	// MaxBrakeStop is the longest time that StopBrake stops a brake.
 	MaxBrakeStop = 24 * time.Hour
 	// maxCause is the most bytes of a cause, and of the name of an operator.
-	maxCause = 1000
+	maxCause = fleet.LongestText
 	// brakesAtOnce is how many brakes are asked at the same time. Each needs two channels.
 	brakesAtOnce = 32
 	// countedLate is how late the management API counts the messages of a quorum queue, on a busy
@@ -114,9 +114,10 @@ func (o *Operator) brakeAPI(ctx context.Context) (*management.API, error) {
 // process is up, the state on the broker waits for the processes, and is returned. A brake that was
 // never declared is ErrNoBrake.
 //
-// A process that probes and hangs does not answer. Then the state is Stopped and no more, after
-// some seconds. Without the management API the brake seems to be open then, until the broker drops
-// the connection of that process.
+// A process that probes and hangs does not answer. Then the state is from another process, or
+// Stopped and no more, after some seconds. Without the management API it is Unknown if another
+// process is stopped. Else the brake seems to be open until the broker drops the connection of that
+// process.
 func (o *Operator) Brake(ctx context.Context, name string) (state header.BrakeState, err error) {
 	if err := fleet.CheckName(name); err != nil {
 		return state, fmt.Errorf("%w: %w", ErrInvalidOptions, err)
@@ -143,7 +144,7 @@ func (o *Operator) brake(
 ) (header.BrakeState, error) {
 	for limit := time.Now().Add(countedLate); ; {
 		state, err := fleet.Ask(ctx, conn, name)
-		if err != nil || state.Stopped || api == nil {
+		if err != nil || state.Stopped && !state.Unknown || api == nil {
 			return state, err
 		}
 		q, err := api.Queue(ctx, o.vhost, fleet.Prefix+name)
@@ -152,7 +153,7 @@ func (o *Operator) brake(
 		}
 		// A process has the token, or had it some seconds ago. AMQP does not show it.
 		if time.Now().After(limit) {
-			state.Stopped = true
+			state.Stopped, state.Unknown = true, false
 			return state, nil
 		}
 	}
@@ -164,7 +165,8 @@ func (o *Operator) brake(
 // stop, too. by names the operator, and cause says why; both are shown to all who look.
 //
 // shared reports whether a process shares the brake now. Otherwise none is up, or the name is
-// wrong; the brake is declared and stopped in each case.
+// wrong; the brake is declared and stopped in each case. It is an error if a process ignores the
+// user of this Operator, and none has stopped; see topology.WithControlUsers.
 func (o *Operator) StopBrake(
 	ctx context.Context, name, by, cause string, limit time.Duration,
 ) (shared bool, err error) {
@@ -202,8 +204,8 @@ func checkStop(name, by, cause string, limit time.Duration) error {
 
 // StartBrake starts the processes that share a brake, whether an operator has stopped it or the
 // processes have. It returns when they start, and after some seconds with an error that says how
-// else it can be done. by names the operator. A brake that is not stopped is ErrBrakeOpen, and a
-// brake that was never declared ErrNoBrake.
+// else it can be done. by names the operator. ErrBrakeOpen says that nothing showed a stop; the
+// processes are told to start all the same. A brake that was never declared is ErrNoBrake.
 //
 // Where the downstream is still out, the processes stop again after the failures that a new outage
 // takes.

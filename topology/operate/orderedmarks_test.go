@@ -186,3 +186,33 @@ func TestAnEarlierVersionLeavesKeysOut(t *testing.T) {
 	_, err = k.FindKey(t.Context(), k.plan, "", "")
 	require.ErrorIs(t, err, operate.ErrInvalidOptions)
 }
+
+// Given a process that leads and believes no release of this user, then the tool says so, and moves
+// no letter. It names its user, which the broker has checked.
+func TestAReleaseThatIsNotBelieved(t *testing.T) {
+	t.Parallel()
+	k := newKeyed(t)
+	ch := testbroker.Channel(t, k.url)
+	asked, err := ch.Consume(k.queue+".line", "", true, false, false, false, nil)
+	require.NoError(t, err)
+	answer, err := json.Marshal(order.State{
+		Instance: "leader", Unbelieved: true, Named: true,
+		Keys: []order.KeyState{{Key: "a", Mark: "1-1"}},
+	})
+	require.NoError(t, err)
+	users := make(chan string, 100)
+	go func() {
+		for d := range asked {
+			users <- d.UserId
+			_ = ch.Publish("", d.ReplyTo, false, false, amqp.Publishing{Body: answer})
+		}
+	}()
+	const text = `the process that leads believes no release of user "guest"`
+	require.ErrorContains(t, k.ReleaseKey(t.Context(), k.plan, "a", "1-1"), text)
+	require.Len(t, users, 3, "two questions, and one release between them")
+	for range len(users) {
+		require.Equal(t, "guest", <-users)
+	}
+	_, err = k.ReplayKey(t.Context(), k.plan, "a", operate.ReplayOptions{})
+	require.ErrorContains(t, err, text)
+}

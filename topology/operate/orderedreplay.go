@@ -54,28 +54,41 @@ const (
 func (o *Operator) releaseKey(
 	ctx context.Context, plan topology.Plan, key string, id order.ID,
 ) error {
+	release := amqp.Publishing{
+		DeliveryMode: amqp.Persistent,
+		Headers: amqp.Table{
+			header.Line: order.Note{Kind: order.Release, ID: id}.String(), header.Key: key,
+		},
+	}
 	for range releases {
-		err := o.publish(ctx, "", plan.Line, amqp.Publishing{
-			DeliveryMode: amqp.Persistent,
-			Headers: amqp.Table{
-				header.Line: order.Note{Kind: order.Release, ID: id}.String(), header.Key: key,
-			},
-		})
-		if err != nil {
+		blocked := false
+		err := o.call(ctx, func(ctx context.Context, conn *link.Conn) error {
+			if err := o.publishAs(ctx, conn.User(), plan.Line, release); err != nil {
+				return err
+			}
+			k, believed, err := o.findKey(ctx, conn, plan, key, "")
+			if err != nil {
+				return fmt.Errorf("the release is in the line, and what became of it is not known: %w", err)
+			}
+			blocked = k.Mark == id.String()
+			if blocked && !believed {
+				err = unbelieved(conn)
+			}
 			return err
-		}
-		k, err := o.FindKey(ctx, plan, key, "")
-		if err != nil {
-			return fmt.Errorf("the release is in the line, and what became of it is not known: %w", err)
-		}
-		if k.Mark != id.String() {
-			return nil
+		})
+		if err != nil || !blocked {
+			return err
 		}
 		if err := sleep(ctx, releasePause); err != nil {
 			return err
 		}
 	}
 	return fmt.Errorf("the key is still blocked after %d releases: try again in a minute", releases)
+}
+
+func unbelieved(conn *link.Conn) error {
+	return fmt.Errorf("the process that leads believes no release of user %q: use a user whom "+
+		"topology.WithControlUsers names", conn.User())
 }
 
 // KeyOf returns the key of a dead letter of a queue that is handled in order; "" if it has none.
@@ -224,7 +237,11 @@ func (k *keyReplay) ask(ctx context.Context) error {
 		return nil
 	}
 	err := k.operator.call(ctx, func(ctx context.Context, conn *link.Conn) (err error) {
-		k.state, err = k.operator.findKey(ctx, conn, k.plan, k.key, "")
+		var believed bool
+		k.state, believed, err = k.operator.findKey(ctx, conn, k.plan, k.key, "")
+		if err == nil && k.state.Mark != "" && !believed {
+			err = unbelieved(conn)
+		}
 		return err
 	})
 	k.asked = err == nil

@@ -139,7 +139,7 @@ func (o *Operator) FindKey(
 			"order", ErrInvalidOptions)
 	}
 	err = o.call(ctx, func(ctx context.Context, conn *link.Conn) (err error) {
-		found, err = o.findKey(ctx, conn, plan, key, mark)
+		found, _, err = o.findKey(ctx, conn, plan, key, mark)
 		return err
 	})
 	if err != nil {
@@ -148,16 +148,17 @@ func (o *Operator) FindKey(
 	return found, err
 }
 
+// findKey also reports whether a release of the user of conn counts.
 func (o *Operator) findKey(
 	ctx context.Context, conn *link.Conn, plan topology.Plan, key, mark string,
-) (OrderKey, error) {
+) (found OrderKey, believed bool, err error) {
 	told, err := o.order(ctx, conn, plan, cmp.Or(mark, key))
 	if err != nil {
-		return OrderKey{}, err
+		return OrderKey{}, false, err
 	}
 	for _, k := range told.Keys {
 		if mark != "" && k.Mark == mark || mark == "" && k.Key == key {
-			return OrderKey(k), nil
+			return OrderKey(k), !told.Unbelieved, nil
 		}
 	}
 	if told.Others > 0 && !told.Named {
@@ -165,7 +166,7 @@ func (o *Operator) findKey(
 			"may be one of them: release or replay other keys first, or update that process", ErrUnsafe,
 			told.Others)
 	}
-	return OrderKey{Key: key}, err
+	return OrderKey{Key: key}, !told.Unbelieved, err
 }
 
 // errTaken: a service has begun to consume the line.
@@ -219,7 +220,7 @@ func (o *Operator) askLeader(
 	if err != nil {
 		return state, false, fmt.Errorf("consume the queue for the answer: %w", err)
 	}
-	if err := o.publish(ctx, "", line, question(name, key)); err != nil {
+	if err := o.publishAs(ctx, conn.User(), line, question(name, key)); err != nil {
 		return state, false, err
 	}
 	limit := time.NewTimer(answerLimit)
@@ -238,6 +239,20 @@ func (o *Operator) askLeader(
 	case <-ctx.Done():
 		return state, false, context.Cause(ctx)
 	}
+}
+
+// publishAs publishes a note with its user, because services may ask for it. A broker that knows
+// the user by another name refuses that, and gets the note without.
+func (o *Operator) publishAs(
+	ctx context.Context, user, line string, note amqp.Publishing,
+) error {
+	note.UserId = user
+	err := o.publish(ctx, "", line, note)
+	if user != "" && audit.IsCode(err, amqp.PreconditionFailed) {
+		note.UserId = ""
+		err = o.publish(ctx, "", line, note)
+	}
+	return err
 }
 
 // question is a message to the process that leads. It is not for a process that comes much later.

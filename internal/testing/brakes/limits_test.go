@@ -132,6 +132,44 @@ func TestABrakeThatIsRefusedStopsNothing(t *testing.T) {
 	})
 }
 
+// Given instances that believe two users, because theirs is being changed, when a third one stops
+// their brake, then they go on and the operator hears it. Among each other, and by the hand of one
+// of the two, they stop and start.
+func TestAFleetBelievesItsControlUsers(t *testing.T) {
+	t.Parallel()
+	node := testbroker.Private(t)
+	node.Grant(t, testbroker.Everything("/", "mallory"))
+	node.Grant(t, testbroker.Everything("/", "anna"))
+	f := newFleet(t, plan{
+		url: node.URL(), queue: "orders",
+		options: []topology.Option{topology.WithControlUsers("anna", "guest")},
+	})
+	f.add()
+	f.add(func(p *plan) { p.url = node.URLOf("anna") }) // its user has changed
+	_, err := topology.Open(t.Context(), rig.ConnectionConfig(f.url), topology.PerQueue{},
+		topology.WithControlUsers())
+	require.ErrorContains(t, err, "name at least one user")
+	_, err = rig.OpenOperator(t, node.URLOf("mallory")).
+		StopBrake(t.Context(), f.name, "mallory", "", time.Hour)
+	require.ErrorContains(t, err, `ignores the user "mallory"`)
+	f.instances[0].await("A message about the brake is ignored")
+	f.send(10)
+	f.awaitHandled()
+
+	f.setOut(true)
+	f.send(20)
+	f.awaitStopped(true)
+	f.setOut(false)
+	f.awaitStopped(false)
+	f.awaitHandled()
+	operator := rig.OpenOperator(t, node.URL())
+	_, err = operator.StopBrake(t.Context(), f.name, "bert", "", time.Hour)
+	require.NoError(t, err)
+	f.awaitStopped(true)
+	require.NoError(t, operator.StartBrake(t.Context(), f.name, "bert"))
+	f.awaitStopped(false)
+}
+
 // Several queues may share one brake, and one Client may serve them all. A budget without a name
 // serves one queue alone.
 func TestQueuesShareABrake(t *testing.T) {

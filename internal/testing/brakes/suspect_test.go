@@ -10,7 +10,6 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
-	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // Given a suspect of the crash guard at the head of the queue, when the brake probes, then the
@@ -29,7 +28,7 @@ func TestASuspectIsProbed(t *testing.T) {
 	ch := testbroker.Channel(t, f.url)
 	require.NoError(t, ch.Confirm(false))
 	suspect := rig.Message("the suspect")
-	suspect.Headers = amqp.Table{header.Queue: f.queue, header.Interruptions: "1"}
+	suspect.Headers = rig.Suspect(f.queue)
 	confirm, err := ch.PublishWithDeferredConfirm("", f.queue, true, false, suspect)
 	require.NoError(t, err)
 	require.True(t, confirm.Wait())

@@ -562,6 +562,46 @@ func TestASuspectThatIsHeldPassesItsTurnOn(t *testing.T) {
 	})
 }
 
+// Given messages with the mark of the crash guard, when they come from a producer, then they are
+// handled beside each other as any other. Messages that are back from a wait queue are tried one at
+// a time.
+func TestOnlyAMarkFromAWaitQueueMakesASuspect(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		headers  func(queue string) amqp.Table
+		together int
+	}{
+		"from a wait queue": {rig.Suspect, 1},
+		"forged": {func(queue string) amqp.Table {
+			return amqp.Table{header.Queue: queue, header.Interruptions: "1"}
+		}, 16},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+				handlers := rig.NewBusy()
+				r := rig.Start(t, rig.Config{
+					URL: broker.URL(), Queue: testbroker.Queue(t), Policy: backoff.List{time.Second},
+					Configure: rig.QuorumQueue, SubscriberOptions: rig.InFlight(16),
+					Handle: func(msg *message.Message) error {
+						defer handlers.Enter(string(msg.Payload))()
+						<-time.After(100 * time.Millisecond)
+						return nil
+					},
+				})
+				for i := range 100 {
+					msg := rig.Named(fmt.Sprint(i))
+					msg.Headers = c.headers(r.Queue)
+					r.Publish(msg)
+				}
+				<-time.After(11 * time.Second)
+				require.Equal(t, []int{100, c.together}, []int{handlers.Total(), handlers.Peak()})
+				r.RequireNothingLeft(0)
+			})
+		})
+	}
+}
+
 // withSuspects runs handlers of queues, and sends 16 suspects to each queue.
 func withSuspects(
 	t *testing.T, broker *peer.Server, handlers map[string]message.NoPublishHandlerFunc,
@@ -583,7 +623,7 @@ func withSuspects(
 		router.AddConsumerHandler(queue, queue, sub, handle)
 		for range 16 {
 			rig.Publish(t, broker.URL(), "", queue, amqp.Publishing{
-				Headers: amqp.Table{header.Queue: queue, header.Interruptions: "1"},
+				Headers: rig.Suspect(queue),
 			})
 		}
 	}

@@ -15,7 +15,9 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/order"
+	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -76,6 +78,69 @@ func TestAForgedMessageInTheLineStopsNothing(t *testing.T) {
 			}
 			require.Equal(t, ofKey("a", 4), handled.of("a"))
 			require.Equal(t, ofKey("b", 4), handled.of("b"))
+		})
+	}
+}
+
+// Given a number in the line that this library has not written, then epochs go on to rise, from
+// process to process: a fencing token that falls lets the user's database refuse every write.
+func TestAForgedEpochLetsNoEpochFall(t *testing.T) {
+	t.Parallel()
+	const highest = "9007199254740992" // 1<<53
+	token := func(epoch string) string { return "token " + epoch + " x 1 0 0-0" }
+	for name, c := range map[string]struct {
+		note string
+		down bool // while no process is up
+		told int  // log lines
+	}{
+		"a token":                      {token(highest), false, 1},
+		"a token while none is up":     {token(highest), true, 1},
+		"a token that might be true":   {token("1000000"), false, 0},
+		"a low token while none is up": {token("1"), true, 0},
+		"a copy":                       {"wait 1 " + highest + "-7", false, 0},
+		"a copy while none is up":      {"wait 1 " + highest + "-7", true, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+				epochs := make(chan uint64, 100)
+				cfg := orderedBy(topology.InOrder{}, often(time.Second), func(msg *message.Message) error {
+					epochs <- middleware.StateOf(msg.Context()).Epoch
+					return nil
+				})
+				cfg.URL, cfg.Queue, cfg.Keep = broker.URL(), "orders", true
+				forge := func() {
+					rig.Publish(t, broker.URL(), "", "orders.line", amqp.Publishing{Headers: amqp.Table{
+						header.Line: c.note, header.Key: "b",
+					}})
+					<-time.After(5 * time.Second)
+				}
+				var last uint64
+				told := 0
+				for i := range 4 {
+					r := rig.Start(t, cfg)
+					r.Send("a:0")
+					<-time.After(5 * time.Second)
+					if i == 1 && !c.down {
+						forge()
+						r.Send("a:1")
+						<-time.After(5 * time.Second)
+					}
+					told += r.Logs.Said("A note in the line is not believed")
+					r.Stop()
+					if i == 1 && c.down {
+						forge()
+					}
+					require.NotEmpty(t, epochs)
+					for len(epochs) > 0 {
+						epoch := <-epochs
+						require.GreaterOrEqual(t, epoch, last)
+						last = epoch
+					}
+				}
+				require.Less(t, last, uint64(1<<21))
+				require.Equal(t, c.told, told)
+			})
 		})
 	}
 }

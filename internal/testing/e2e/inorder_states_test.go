@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
@@ -117,6 +118,33 @@ func TestTheQueuesOfALeaderAreTouched(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Given a broker that leaves the consumers of a queue deaf that is back at once (F54), when both
+// queues vanish right before the leader stores a copy, then they stay away until their consumers
+// know, and two seconds later the queue is handled. If the consumer of the process that stands by
+// were deaf, and the active one, nothing would be handled until that process ends.
+func TestBothQueuesOfALeaderVanish(t *testing.T) {
+	t.Parallel()
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+		h := newHandler()
+		cfg := orderedBy(topology.InOrder{}, often(100*time.Millisecond), h.handle)
+		cfg.URL, cfg.Queue, cfg.Keep = broker.URL(), "orders", true
+		leader := rig.Start(t, cfg)
+		rig.Start(t, cfg)
+		vanished := make(chan time.Time, 1)
+		touch := func() {
+			broker.Vanish("orders.line", "orders")
+			vanished <- time.Now()
+		}
+		h.touch.Store(&touch)
+		leader.Send("a:0")
+		ch := testbroker.Channel(t, broker.URL())
+		for at := <-vanished; len(h.of("b")) == 0; <-time.After(100 * time.Millisecond) {
+			require.Less(t, time.Since(at), 2*time.Second, "other keys are not handled")
+			_ = ch.PublishWithContext(t.Context(), "", "orders", false, false, rig.Message("b:0"))
+		}
+	})
 }
 
 // Given a handler that hangs, when the process loses the line, then other keys go on.

@@ -291,6 +291,43 @@ func TestAMessageThatEndsTheProcessIsFoundInOrder(t *testing.T) {
 	require.Equal(t, ofKey("b", 10), first(handled.of("b")))
 }
 
+// Given processes that have ended repeatedly, then the messages that they had in hand are handled
+// side by side again once some of them were handled in peace.
+func TestMessagesAreTriedTogether(t *testing.T) {
+	t.Parallel()
+	const keys, together = 200, 3
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	strategy := topology.InOrder{KeyBy: keyOf}
+	rig.RemovePlan(t, url, strategy, queue, []time.Duration{time.Second})
+	rig.DeclareQueue(t, url, queue, rig.OneActive())
+	for i := range keys {
+		rig.Publish(t, url, "", queue, rig.Message(strconv.Itoa(i)+":0"))
+	}
+	cfg := rig.QueueConfig(url)
+	cfg.Queue.Arguments = rig.OneActive()
+	for range 3 {
+		m := rig.StartMortalWith(t, cfg, strategy, queue, 8,
+			func(m *rig.Mortal, _ *message.Message) error {
+				m.Die()
+				return rig.ErrDead
+			})
+		rig.Await(t, m.Dead)
+	}
+	var atOnce, handled, soonest atomic.Int32
+	soonest.Store(10 * keys)
+	rig.StartMortalWith(t, cfg, strategy, queue, 8, func(*rig.Mortal, *message.Message) error {
+		if atOnce.Add(1) == together && soonest.Load() > handled.Load() {
+			soonest.Store(handled.Load())
+		}
+		time.Sleep(50 * time.Millisecond) // so that others may begin meanwhile
+		atOnce.Add(-1)
+		handled.Add(1)
+		return nil
+	})
+	rig.WaitFor(t, "all messages are handled", func() bool { return handled.Load() >= keys })
+	require.Less(t, soonest.Load(), int32(keys/2))
+}
+
 // Given connections that are cut again and again, then messages are still handled side by side:
 // the process has not ended.
 func TestCutConnectionsAreNoCrashes(t *testing.T) {

@@ -390,6 +390,48 @@ func TestNativeRepublishesAfterAnEarlyAck(t *testing.T) {
 	require.Equal(t, []bool{false, true}, s.waited())
 }
 
+// Given instances with Native and with another strategy on one queue, as during a rollout, when a
+// message fails here and there, then each failure counts: it gets as many attempts as the policy of
+// both grants, and no instance takes it for a message that ends processes.
+func TestNativeBesideAnotherStrategyCountsEachAttempt(t *testing.T) {
+	t.Parallel()
+	const delay, retries, messages = 100 * time.Millisecond, 6, 40
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	native, args := rig.Native(t, url, delay, delay)
+	var mu sync.Mutex
+	attempts, tried := map[string][]int{}, map[string]int{}
+	var last *rig.Service
+	for _, strategy := range []topology.Strategy{native, topology.PerQueue{}} {
+		last = rig.Start(t, rig.Config{
+			URL: url, Queue: queue, Strategy: strategy, SubscriberOptions: rig.InFlight(1),
+			Configure: func(cfg *wamqp.Config) { rig.Prefetch(1)(cfg); rig.WithQueue(args)(cfg) },
+			Policy:    backoff.Constant{Interval: delay, Retries: retries},
+			Handle: func(msg *message.Message) error {
+				mu.Lock()
+				defer mu.Unlock()
+				body := string(msg.Payload)
+				attempts[body] = append(attempts[body], middleware.Attempt(msg.Context()))
+				tried[fmt.Sprintf("%T", strategy)]++
+				return rig.ErrFailed
+			},
+		})
+	}
+	for i := range messages {
+		last.Publish(rig.Named(fmt.Sprint(i)))
+	}
+	rig.AwaitDepth(t, url, queue+".dlq", messages)
+	for range messages {
+		rig.RequireDead(t, last.DeadLetter(), "exhausted", "7")
+	}
+	last.RequireNothingLeft(0)
+	require.Len(t, tried, 2, "both have tried some: %v", tried)
+	require.Equal(t, 1, last.Logs.Said("Warning: the queue holds rejected messages"))
+	require.Len(t, attempts, messages)
+	for body, numbers := range attempts {
+		require.Equal(t, []int{1, 2, 3, 4, 5, 6, 7}, numbers, "attempts of %s", body)
+	}
+}
+
 // Given queues that do not hold rejected messages as the strategy says, and brokers that ignore the
 // arguments, when a service subscribes, then it is refused and the error says the way out.
 func TestNativeRefusesWhereRejectsComeBackAtOnce(t *testing.T) {

@@ -9,7 +9,6 @@ import (
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
-	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
@@ -17,7 +16,6 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -329,7 +327,7 @@ func TestPrefetchStaysWhileSuspectsWaitInLine(t *testing.T) {
 		})
 		for i := range suspects {
 			msg := rig.Named(fmt.Sprint("suspect ", i))
-			msg.Headers = amqp.Table{header.Queue: queue, header.Interruptions: "1"}
+			msg.Headers = rig.Suspect(queue)
 			r.Publish(msg)
 		}
 		rig.Fill(t, r.URL, r.Queue, others)

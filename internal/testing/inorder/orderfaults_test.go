@@ -1,6 +1,9 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -21,5 +24,17 @@ func TestSchedulesAreOfTheirSeed(t *testing.T) {
 	require.True(t, differ)
 	for _, f := range faults {
 		require.Equal(t, 3, seen[f], "every fault strikes as often as the others: %s", f)
+	}
+}
+
+// A passage that was changed in the library would leave its mistake out.
+func TestThePassagesOfTheMistakesAreThere(t *testing.T) {
+	t.Parallel()
+	for _, b := range bugs {
+		for _, p := range b.plantings {
+			source, err := os.ReadFile(filepath.Join("../../..", filepath.FromSlash(p.file)))
+			require.NoError(t, err)
+			require.Equal(t, 1, strings.Count(string(source), p.old), b.name)
+		}
 	}
 }

@@ -54,7 +54,7 @@ var bugs = []bug{
 		name: "overtake", found: inversions,
 		plantings: []planting{{
 			file: laneFile,
-			old:  "inLine := len(a.waiting) > 0 || a.handling != nil && a.handling.inLine\n",
+			old:  "inLine := len(a.waiting) > 0 || a.handling != nil\n",
 			new:  "inLine := false\n",
 		}},
 	},

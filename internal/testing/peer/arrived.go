@@ -1,6 +1,10 @@
 package peer
 
-import "github.com/millpond-go/millpond/internal/testing/frame"
+import (
+	"strings"
+
+	"github.com/millpond-go/millpond/internal/testing/frame"
+)
 
 // Publish is a message that has arrived. Its methods send the frame of their name to the client, on
 // the channel of the publish, even if it makes no sense. They may be called from any goroutine.
@@ -31,6 +35,20 @@ func (p *Publish) Accept() {
 	if q == nil {
 		p.Return()
 	}
+	p.Ack(p.Tag, false)
+}
+
+// FanOut stores the message in each queue whose name begins with prefix, as a fanout exchange that
+// they are bound to, and acks it.
+func (p *Publish) FanOut(prefix string) {
+	s := p.ch.conn.server
+	s.mu.Lock()
+	for name, q := range s.queues {
+		if strings.HasPrefix(name, prefix) {
+			s.add(q, &message{exchange: p.Exchange, key: p.RoutingKey, header: p.header, body: p.Body})
+		}
+	}
+	s.mu.Unlock()
 	p.Ack(p.Tag, false)
 }
 

@@ -219,6 +219,7 @@ func (c *connection) method(f frame.Frame) {
 		tag := args.Short()
 		c.server.cancel(func(k *consumer) bool { return k.ch == ch && k.tag == tag })
 		answer(frame.Short(tag))
+		c.server.deliver()
 	case frame.BasicGet:
 		args.Skip(2)
 		c.get(ch, args.Short(), args.Byte() != 0)
@@ -266,6 +267,7 @@ func (c *connection) end(id uint16) {
 	delete(c.channels, id)
 	c.server.cancel(func(k *consumer) bool { return k.ch == ch })
 	ch.settle(ch.delivered, true, true)
+	c.server.deliver()
 }
 
 // content takes the header and the bodies of a publish, and returns it once it is whole.

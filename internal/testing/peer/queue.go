@@ -2,8 +2,10 @@ package peer
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/millpond-go/millpond/internal/testing/frame"
 )
@@ -12,6 +14,7 @@ import (
 type queue struct {
 	name      string
 	quorum    bool
+	single    bool // has a single active consumer, the first
 	ready     []*message
 	consumers []*consumer // the next one first
 }
@@ -27,6 +30,7 @@ type consumer struct {
 	ch    *channel
 	queue *queue
 	tag   string
+	deaf  bool // is sent nothing
 }
 
 // unacked is a delivery that is not settled.
@@ -47,7 +51,29 @@ func (s *Server) Move(from, to string) {
 	}
 	m := source.ready[0]
 	source.ready = source.ready[1:]
-	s.add(target, &message{key: to, header: m.header, body: m.body})
+	s.add(target, &message{key: to, header: died(m.header, from), body: m.body})
+}
+
+// died returns a content header with an x-death that names the queue and nothing else.
+func died(header []byte, queue string) []byte {
+	const size, contentType, encoding, headers = 12, 1 << 15, 1 << 14, 1 << 13
+	rest := frame.Args(header[size:])
+	flags := rest.Uint16()
+	for _, property := range []uint16{contentType, encoding} {
+		if flags&property != 0 {
+			rest.Short()
+		}
+	}
+	before, table := header[size+2:len(header)-len(rest)], []byte(nil)
+	if flags&headers != 0 {
+		end := 4 + binary.BigEndian.Uint32(rest)
+		table, rest = rest[4:end], rest[end:]
+	}
+	death := slices.Concat(frame.Short("queue"), []byte("S"), frame.LongString(queue))
+	deaths := "F" + string(frame.LongString(string(death)))
+	table = slices.Concat(table, frame.Short("x-death"), []byte("A"), frame.LongString(deaths))
+	return slices.Concat(header[:size], binary.BigEndian.AppendUint16(nil, flags|headers), before,
+		frame.LongString(string(table)), rest)
 }
 
 func (s *Server) add(q *queue, m *message) {
@@ -63,10 +89,41 @@ func (s *Server) remove(name string) (messages int) {
 		return 0
 	}
 	delete(s.queues, name)
-	for _, k := range q.consumers { // the client has asked for it with a capability
+	q.tell()
+	return len(q.ready)
+}
+
+// tell cancels the consumers. The client has asked for it with a capability.
+func (q *queue) tell() {
+	for _, k := range q.consumers {
 		k.ch.send(frame.BasicCancel, frame.Short(k.tag), []byte{1})
 	}
-	return len(q.ready)
+}
+
+// Vanish deletes queues as RabbitMQ 3.10 deletes a quorum queue: it looks 30 ms later whether the
+// queue is gone for good. If it is, its consumers are told. Else the broker hands its messages to
+// them again, and sends them nothing (F54).
+func (s *Server) Vanish(queues ...string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, name := range queues {
+		old := s.queues[name]
+		delete(s.queues, name)
+		time.AfterFunc(30*time.Millisecond, func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			again := s.queues[name]
+			if again == nil {
+				old.tell()
+				return
+			}
+			for _, k := range old.consumers {
+				k.queue, k.deaf = again, true
+			}
+			again.consumers = append(old.consumers, again.consumers...)
+			again.deliver()
+		})
+	}
 }
 
 func (s *Server) cancel(ends func(*consumer) bool) {
@@ -87,15 +144,22 @@ func (s *Server) Forget(queue string) {
 func (q *queue) deliver() {
 	for full := 0; len(q.ready) > 0 && full < len(q.consumers); {
 		k := q.consumers[0]
-		q.consumers = append(q.consumers[1:], k)
+		if !q.single {
+			q.consumers = append(q.consumers[1:], k)
+		}
 		if k.ch.prefetch > 0 && len(k.ch.unacked) >= k.ch.prefetch {
-			full++
+			if full++; q.single {
+				return
+			}
 			continue
 		}
 		full = 0
 		m := q.ready[0]
 		q.ready = q.ready[1:]
 		tag := k.ch.hand(q, m)
+		if k.deaf {
+			continue
+		}
 		k.ch.conn.write(m.frames(k.ch.id, frame.BasicDeliver, frame.Short(k.tag), frame.Long(tag),
 			flag(m.redelivered), frame.Short(m.exchange), frame.Short(m.key))...)
 	}
@@ -147,9 +211,13 @@ func (ch *channel) settle(tag uint64, multiple, requeue bool) {
 		return true
 	})
 	if len(ch.unacked) < before { // the channel may take more of every queue
-		for _, q := range ch.conn.server.queues {
-			q.deliver()
-		}
+		ch.conn.server.deliver()
+	}
+}
+
+func (s *Server) deliver() {
+	for _, q := range s.queues {
+		q.deliver()
 	}
 }
 
@@ -160,7 +228,10 @@ func (c *connection) declare(ch *channel, name string, passive, noWait bool, res
 		ch.refuseMissing(name)
 		return
 	case q == nil:
-		q = &queue{name: name, quorum: bytes.Contains(rest, []byte("quorum"))}
+		q = &queue{
+			name: name, quorum: bytes.Contains(rest, []byte("quorum")),
+			single: bytes.Contains(rest, []byte("x-single-active-consumer")),
+		}
 		c.server.queues[name] = q
 	}
 	if !noWait {
@@ -185,7 +256,7 @@ func (c *connection) consume(ch *channel, name, tag string, rest frame.Args) {
 		return
 	}
 	ch.send(frame.BasicConsumeOk, frame.Short(tag))
-	q.consumers = append(q.consumers, &consumer{ch, q, tag})
+	q.consumers = append(q.consumers, &consumer{ch: ch, queue: q, tag: tag})
 	q.deliver()
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // dial opens a new connection with a channel; closed ends both.
@@ -43,6 +44,15 @@ func Named(body string) amqp.Publishing {
 	msg := Message(body)
 	msg.MessageId = body
 	return msg
+}
+
+// Suspect returns the headers of a message that the crash guard has isolated once and that is back
+// from a wait queue of topology.PerQueue.
+func Suspect(queue string) amqp.Table {
+	return amqp.Table{
+		header.Queue: queue, header.Interruptions: "1",
+		"x-death": []any{amqp.Table{"queue": queue + ".wait.1s", "reason": "expired"}},
+	}
 }
 
 // DelayedBy returns a message with a delay in its context, as a CQRS bus makes it.
