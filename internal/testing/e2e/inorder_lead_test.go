@@ -88,8 +88,11 @@ func TestAFullLineOutlastsTheConsumerTimeout(t *testing.T) {
 	require.Equal(t, 1, r.Logs.Said("The line is full"))
 	require.Zero(t, handled.len())
 	open.Store(true)
-	rig.WaitFor(t, "all messages are handled", func() bool { return handled.len() == 40 })
-	require.Equal(t, ofKey("a", 40), handled.of("a"))
+	// A confirm that takes longer than the second leaves two copies of a:0, which are handled twice.
+	rig.WaitFor(t, "all messages are handled", func() bool {
+		return len(first(handled.of("a"))) == 40
+	})
+	require.Equal(t, ofKey("a", 40), first(handled.of("a")))
 	r.RequireNothingLeft(0)
 }
 

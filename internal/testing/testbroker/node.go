@@ -178,7 +178,12 @@ func (n *Node) run(ctx context.Context) error {
 		return n.orEpmd(fmt.Errorf("start rabbitmq-server: %w", err))
 	}
 	n.server = server
-	return n.orEpmd(await(ctx, server, "rabbitmq-server", n.greet))
+	if err := n.orEpmd(await(ctx, server, "rabbitmq-server", n.greet)); err != nil {
+		return err
+	}
+	// A node greets before it runs, for seconds on a busy machine, and rabbitmqctl fails until then.
+	_, err = n.eval(ctx, "ok.")
+	return err
 }
 
 // orEpmd explains err, even nil, by the end of epmd, which ends at once when another process has
