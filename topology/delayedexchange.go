@@ -61,7 +61,8 @@ func (s DelayedExchange) Plan(queue string, delays []time.Duration) (Plan, error
 	p, steps := newPlanner(queue, append(delayedLadder(), delays...), nil, s.Type)
 	prefix := cmp.Or(s.Prefix, defaultPrefix)
 	back := p.wayBack(s.Via, prefix, s.Type)
-	delayed, through, stranded := prefix+".delayed"+back.suffix(), prefix+".delayed.return", prefix+".stranded"
+	delayed, stranded := prefix+".delayed"+back.suffix(), prefix+".stranded"
+	through := prefix + ".delayed.return"
 
 	// The plugin tells the broker of every message that it has no queue, so that an alternate
 	// exchange would get each one at once: this exchange names itself. The messages that find no

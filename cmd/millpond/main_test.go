@@ -489,7 +489,8 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"plan", "q", "--strategy", "magic"}, exitUsage, "delayed, inorder, levels, native"},
 		{[]string{"plan", "q", "--strategy", "native"}, exitUsage, "name the delays of the queue"},
 		{
-			[]string{"plan", "q", "--strategy", "levels", "--return-to", "x"}, exitUsage,
+			[]string{"plan", "q", "--strategy", "levels", "--return-to", "x"},
+			exitUsage,
 			"only with perqueue, shared, delayed",
 		},
 		{

@@ -347,7 +347,9 @@ func (d *delivery) handlerEnded() bool {
 	return d.life.phase() == deciding || d.IsHandedOver()
 }
 
-func (d *delivery) send(ctx context.Context, route *wait.Route, msg *amqp.Publishing, alone bool) error {
+func (d *delivery) send(
+	ctx context.Context, route *wait.Route, msg *amqp.Publishing, alone bool,
+) error {
 	if d.step != nil {
 		leading, end := d.on.inOrder.whileLeading(ctx, d)
 		defer end()
