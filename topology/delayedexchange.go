@@ -87,10 +87,12 @@ func (s DelayedExchange) Plan(queue string, delays []time.Duration) (Plan, error
 	}
 	if back.Via == nil {
 		p.strandedQueue(stranded, s.Type)
+		p.bindExchange(delayed, "", through)
 		p.bind(through, queue, queue)
+	} else {
+		p.bindExchange(delayed, "", through)
+		p.bindBack(back)
 	}
-	p.bindExchange(delayed, "", through)
-	p.bindBack(back)
 	p.deadLetters(s.Dead, s.Type)
 	return p.finish()
 }

@@ -109,8 +109,8 @@ var bugs = []bug{
 				"\terr := d.send(ctx, route, msg, alone)\n",
 		}, { // the broker ends a channel that acks twice
 			file: "internal/consumer/delivery.go",
-			old:  "\td.acked = true\n",
-			new:  "\tif d.acked {\n\t\treturn\n\t}\n\td.acked = true\n",
+			old:  "\tif d.life.settle() == rejected {\n",
+			new:  "\tif d.life.phase() >= acked {\n\t\treturn\n\t}\n\tif d.life.settle() == rejected {\n",
 		}},
 	},
 }
