@@ -115,7 +115,6 @@ func (s *Subscription) consumeLine(
 		changed: make(chan struct{}, 1), opened: make(chan newMain, 1), ahead: s.cfg.Consume.Prefetch,
 	}
 	c.inOrder = o
-	o.line.Led(s.led.Load())
 	if _, err = s.publishToken(o, 0); err != nil {
 		_ = c.ch.Close()
 		return nil, err
@@ -294,7 +293,9 @@ func (o *inOrder) take(timer *time.Timer) *step {
 		if o.careful && found.From == o.last.Trying && found.From != (order.ID{}) {
 			next.blamed, o.last.Trying = true, order.ID{}
 		}
-		o.behind = append(o.behind, next)
+		if o.behind = append(o.behind, next); next.Follows {
+			break // it needs room in the line, which its copy takes at its end
+		}
 	}
 	if len(o.behind) > 0 {
 		next := o.behind[0]

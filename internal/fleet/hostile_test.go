@@ -86,6 +86,34 @@ func TestAStopOfAnEarlierVersion(t *testing.T) {
 	})
 }
 
+// Given a brake whose name begins with the name of another, when news of the other one ask for an
+// answer to its token queue, or are there, then it does not stop.
+func TestNewsOfAnotherBrakeAreNoToken(t *testing.T) {
+	t.Parallel()
+	alone(t, func(j *joining, ch *amqp.Channel) {
+		const body = `{"stopped":true,"since":"2026-03-01T12:00:00Z","prober":"x"}`
+		other := fleet.Prefix + "payments.eu"
+		_, err := ch.QueueDeclare(other, false, false, false, false, nil)
+		require.NoError(t, err)
+		tell(t, ch, fleet.Stopped, "x", other, body)
+		tell(t, ch, fleet.Hello, "x", other, body)
+		require.NoError(t, ch.Publish("", fleet.Prefix+"payments", false, false, amqp.Publishing{
+			Type: fleet.Hello, AppId: "x", Body: []byte(body),
+		}))
+		time.Sleep(time.Second)
+		require.False(t, j.brake.Stopped())
+		for range 2 { // the exchange of this test sends them there, too
+			d, got, err := ch.Get(other, true)
+			require.NoError(t, err)
+			require.True(t, got)
+			require.NotEmpty(t, d.Exchange, "an answer")
+		}
+		_, got, err := ch.Get(other, true)
+		require.NoError(t, err)
+		require.False(t, got)
+	})
+}
+
 // Given rates in news whose sum is no number, when the brake trips and starts, then the member
 // does.
 func TestForgedRatesEndNoSession(t *testing.T) {

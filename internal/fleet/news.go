@@ -81,8 +81,12 @@ func (s *session) hear(d amqp.Delivery) error {
 	return nil
 }
 
-// isPart reports whether a queue is of a process or an operator, and not of a user.
-func isPart(name, queue string) bool { return strings.HasPrefix(queue, Prefix+name+".") }
+// isPart reports whether a queue is of a process or an operator, and not of a user or of another
+// brake, whose name may begin with this one.
+func isPart(name, queue string) bool {
+	random, own := strings.CutPrefix(queue, Prefix+name+".")
+	return own && (len(random) == 16 || len(random) == 26) && !strings.Contains(random, ".")
+}
 
 // believes reports whether the user who has published a message may control the brake. The broker
 // has checked the user (F15).

@@ -255,7 +255,7 @@ func (l *Line[T]) Epoch() uint64 { return l.epoch }
 
 // Led notes an epoch in which a process has led. It has no effect if one is known.
 func (l *Line[T]) Led(epoch uint64) {
-	if l.led == 0 && epoch <= MaxEpoch {
+	if l.led == 0 && epoch <= MaxEpoch+MaxJump {
 		l.led = epoch
 	}
 }

@@ -1,16 +1,19 @@
 package e2e_test
 
 import (
+	"fmt"
 	"runtime"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
@@ -143,6 +146,58 @@ func TestAForgedEpochLetsNoEpochFall(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Given a process that has led, has lost its connection and stands by, when a forged epoch counts
+// for a process after it, then its own next epoch is not lower.
+func TestAForgedEpochAndAProcessThatHasLedBefore(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var cut atomic.Bool
+		broker := peer.Start(t, func(p *peer.Publish) {
+			if p.RoutingKey == "orders.line" && cut.Swap(false) {
+				p.Cut(false)
+				return
+			}
+			rig.WaitQueues(p)
+		})
+		var last uint64
+		var leader string
+		start := func(name string) *rig.Service {
+			cfg := orderedBy(topology.InOrder{}, often(time.Second), func(msg *message.Message) error {
+				epoch := middleware.StateOf(msg.Context()).Epoch
+				assert.GreaterOrEqual(t, epoch, last, name)
+				last, leader = epoch, name
+				return nil
+			})
+			cfg.URL, cfg.Queue, cfg.Keep = broker.URL(), "orders", true
+			s := rig.Start(t, cfg)
+			time.Sleep(5 * time.Second)
+			return s
+		}
+		first := start("first")
+		send := func(body string) {
+			first.Send(body)
+			time.Sleep(5 * time.Second)
+		}
+		send("a:0")
+		start("second")
+		third := start("third")
+		cut.Store(true)
+		time.Sleep(30 * time.Second)
+		send("a:1")
+		rig.Publish(t, broker.URL(), "", "orders.line", amqp.Publishing{Headers: amqp.Table{
+			header.Line: fmt.Sprintf("token %d x 1 0 0-0", last+1<<20),
+		}})
+		time.Sleep(30 * time.Second)
+		send("a:2")
+		require.Equal(t, "third", leader)
+		require.Greater(t, last, uint64(1<<20))
+		third.Stop()
+		time.Sleep(40 * time.Second)
+		send("a:3")
+		require.NotEqual(t, "third", leader)
+	})
 }
 
 // within waits for less long than rig.WaitFor.
