@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -161,10 +162,18 @@ func TestAForgedEpochAndAProcessThatHasLedBefore(t *testing.T) {
 			}
 			rig.WaitQueues(p)
 		})
+		var mu sync.Mutex
 		var last uint64
 		var leader string
+		now := func() (uint64, string) {
+			mu.Lock()
+			defer mu.Unlock()
+			return last, leader
+		}
 		start := func(name string) *rig.Service {
 			cfg := orderedBy(topology.InOrder{}, often(time.Second), func(msg *message.Message) error {
+				mu.Lock()
+				defer mu.Unlock()
 				epoch := middleware.StateOf(msg.Context()).Epoch
 				assert.GreaterOrEqual(t, epoch, last, name)
 				last, leader = epoch, name
@@ -186,17 +195,20 @@ func TestAForgedEpochAndAProcessThatHasLedBefore(t *testing.T) {
 		cut.Store(true)
 		time.Sleep(30 * time.Second)
 		send("a:1")
+		led, _ := now()
 		rig.Publish(t, broker.URL(), "", "orders.line", amqp.Publishing{Headers: amqp.Table{
-			header.Line: fmt.Sprintf("token %d x 1 0 0-0", last+1<<20),
+			header.Line: fmt.Sprintf("token %d x 1 0 0-0", led+1<<20),
 		}})
 		time.Sleep(30 * time.Second)
 		send("a:2")
-		require.Equal(t, "third", leader)
-		require.Greater(t, last, uint64(1<<20))
+		led, who := now()
+		require.Equal(t, "third", who)
+		require.Greater(t, led, uint64(1<<20))
 		third.Stop()
 		time.Sleep(40 * time.Second)
 		send("a:3")
-		require.NotEqual(t, "third", leader)
+		_, who = now()
+		require.NotEqual(t, "third", who)
 	})
 }
 
