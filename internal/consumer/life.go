@@ -32,7 +32,8 @@ const (
 	kept                 // there is none: the queue keeps the message if the delivery is rejected
 )
 
-func state(p phase, c copied) uint32 { return uint32(p)<<2 | uint32(c) }
+// packed is both values in one.
+func packed(p phase, c copied) uint32 { return uint32(p)<<2 | uint32(c) }
 
 func (l *life) load() (uint32, phase, copied) {
 	v := l.both.Load()
@@ -52,7 +53,7 @@ func (l *life) copy() copied {
 // enter begins a phase before the delivery is settled.
 func (l *life) enter(p phase) {
 	for {
-		if v, _, c := l.load(); l.both.CompareAndSwap(v, state(p, c)) {
+		if v, _, c := l.load(); l.both.CompareAndSwap(v, packed(p, c)) {
 			return
 		}
 	}
@@ -61,7 +62,7 @@ func (l *life) enter(p phase) {
 // endDecoding ends the phase of the marshaler. It is false if another goroutine has ended it.
 func (l *life) endDecoding(next phase) bool {
 	v, p, c := l.load()
-	return p == decoding && l.both.CompareAndSwap(v, state(next, c))
+	return p == decoding && l.both.CompareAndSwap(v, packed(next, c))
 }
 
 // know notes what became of the copy, unless the delivery is settled.
@@ -71,7 +72,7 @@ func (l *life) know(c copied) bool {
 		if p >= acked {
 			return false
 		}
-		if l.both.CompareAndSwap(v, state(p, c)) {
+		if l.both.CompareAndSwap(v, packed(p, c)) {
 			return true
 		}
 	}
@@ -85,7 +86,7 @@ func (l *life) settle() phase {
 		if c == kept {
 			end = rejected
 		}
-		if l.both.CompareAndSwap(v, state(end, c)) {
+		if l.both.CompareAndSwap(v, packed(end, c)) {
 			return end
 		}
 	}

@@ -82,7 +82,8 @@ func (s *session) hear(d amqp.Delivery) error {
 }
 
 // isPart reports whether a queue is of a process or an operator, and not of a user or of another
-// brake, whose name may begin with this one.
+// brake, whose name may begin with this one. A process adds 16 hexadecimal digits to the name,
+// an operator rand.Text.
 func isPart(name, queue string) bool {
 	random, own := strings.CutPrefix(queue, Prefix+name+".")
 	return own && (len(random) == 16 || len(random) == 26) && !strings.Contains(random, ".")
