@@ -229,10 +229,10 @@ func TestAMessageThatFollowsKeepsItsDelay(t *testing.T) {
 		if string(msg.Payload) == "a:0" && failed.CompareAndSwap(false, true) {
 			return errNotYet
 		}
+		handled.add(string(msg.Payload))
 		if string(msg.Payload) == "a:1" {
 			at <- time.Now()
 		}
-		handled.add(string(msg.Payload))
 		return nil
 	}
 	r := rig.Start(t, orderedBy(topology.InOrder{}, often(time.Second), handle))
