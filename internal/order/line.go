@@ -221,13 +221,16 @@ func (l *Line[T]) Forget() (items []T) {
 //
 // One of the suspects may have ended the process before. So half as many are handled at once until
 // all of them have been: if this process ends, too, the next has half as many suspects. The last is
-// handled alone.
+// handled alone. They come first: another message that ends its process would take their place, and
+// they would be sought anew.
 func (l *Line[T]) BeCareful(careful bool, most int, suspects ...ID) {
 	l.careful, l.most, l.alone, l.suspects = careful, most, nil, map[ID]struct{}{}
+	first := map[*lane[T]]int{}
 	for a := range l.all {
 		for i := range a.waiting {
 			if id := a.waiting[i].ID; slices.Contains(suspects, id) {
 				l.suspects[id] = struct{}{}
+				first[a] = -1
 			}
 		}
 	}
@@ -239,6 +242,7 @@ func (l *Line[T]) BeCareful(careful bool, most int, suspects ...ID) {
 			l.touch(a)
 		}
 	}
+	slices.SortStableFunc(l.ready, func(a, b *lane[T]) int { return first[a] - first[b] })
 }
 
 // Trying returns the messages of the line that are being tried: a single message if nothing is

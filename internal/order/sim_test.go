@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/millpond-go/millpond/internal/order"
 )
 
@@ -525,7 +527,24 @@ func TestTheMessagesThatEndTheirProcessAreFound(t *testing.T) {
 	}
 }
 
-// The judge of the test above finds each of these mistakes.
+// Else two messages that end their process could take each other's place without end.
+func TestASuspectIsTriedFirst(t *testing.T) {
+	t.Parallel()
+	for n := range uint64(20) {
+		l := order.New[uint64](order.Limits{Messages: 100, Bytes: 1 << 20})
+		suspect := order.ID{Epoch: 1, N: n}
+		for n := range uint64(20) {
+			l.Returned(order.Waiting[uint64]{ID: order.ID{Epoch: 1, N: n}, Item: n})
+		}
+		l.Know(2, true)
+		l.BeCareful(true, most, suspect)
+		step, ok := l.Next(time.Time{})
+		require.True(t, ok)
+		require.Equal(t, suspect, step.From)
+	}
+}
+
+// The judge of the simulation finds each of these mistakes.
 func TestEachMistakeIsFound(t *testing.T) {
 	t.Parallel()
 	for _, b := range []bug{
