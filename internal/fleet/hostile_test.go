@@ -61,28 +61,79 @@ func TestAForgedStopStopsNoProcess(t *testing.T) {
 	})
 }
 
+// hearing returns the news that the other client gets, in its queue.
+func hearing(t *testing.T, ch *amqp.Channel, queue string) <-chan amqp.Delivery {
+	t.Helper()
+	_, err := ch.QueueDeclare(queue, false, false, false, false, nil)
+	require.NoError(t, err)
+	heard, err := ch.Consume(queue, "", true, false, false, false, nil)
+	require.NoError(t, err)
+	return heard
+}
+
+// questions counts the questions of the member that are there.
+func questions(heard <-chan amqp.Delivery) (n int) {
+	for {
+		select {
+		case d := <-heard:
+			if d.Type == fleet.Hello {
+				n++
+			}
+		case <-time.After(100 * time.Millisecond):
+			return n
+		}
+	}
+}
+
+// reply answers the next question of the member, and returns it.
+func reply(t *testing.T, ch *amqp.Channel, heard <-chan amqp.Delivery, kind, body string) string {
+	t.Helper()
+	for d := range heard {
+		if d.Type == fleet.Hello {
+			require.NoError(t, ch.Publish("", d.ReplyTo, false, false, amqp.Publishing{
+				Type: kind, AppId: "old", Body: []byte(body),
+			}))
+			return string(d.Body)
+		}
+	}
+	t.Fatal("the member has not asked")
+	return ""
+}
+
 // Given a process of an earlier version that probes, whose news name no queue to ask, then a member
-// asks all, and believes the answer.
+// asks all, seldom, and believes the answer.
 func TestAStopOfAnEarlierVersion(t *testing.T) {
 	t.Parallel()
 	alone(t, func(j *joining, ch *amqp.Channel) {
 		const body = `{"stopped":true,"since":"2026-03-01T12:00:00Z","prober":"old"}`
-		queue := fleet.Prefix + "payments.old"
-		_, err := ch.QueueDeclare(queue, false, false, false, false, nil)
-		require.NoError(t, err)
-		heard, err := ch.Consume(queue, "", true, false, false, false, nil)
-		require.NoError(t, err)
-		tell(t, ch, fleet.Stopped, "old", "", body)
-		for d := range heard {
-			if d.Type == fleet.Hello {
-				require.NoError(t, ch.Publish("", d.ReplyTo, false, false, amqp.Publishing{
-					Type: fleet.Stopped, AppId: "old", Body: []byte(body),
-				}))
-				break
-			}
+		heard := hearing(t, ch, fleet.Prefix+"payments.old")
+		for range 12 {
+			tell(t, ch, fleet.Stopped, "old", "", body)
+			time.Sleep(5 * time.Second)
 		}
+		asked := questions(heard)
+		require.True(t, asked > 0 && asked <= 2, "%d questions", asked)
+		time.Sleep(time.Minute)
+		tell(t, ch, fleet.Stopped, "old", "", body)
+		reply(t, ch, heard, fleet.Stopped, body)
 		time.Sleep(time.Second)
 		require.Equal(t, "old", j.brake.State().Prober)
+	})
+}
+
+// Given a client that says without end that the brake is stopped, and names a queue to ask, then a
+// member asks a few times a second.
+func TestAFloodOfStopsIsNoFloodOfQuestions(t *testing.T) {
+	t.Parallel()
+	alone(t, func(j *joining, ch *amqp.Channel) {
+		queue := fleet.Prefix + "payments.0123456789abcdef"
+		heard := hearing(t, ch, queue)
+		for range 1000 {
+			tell(t, ch, fleet.Stopped, "x", queue, `{"stopped":true,"prober":"x"}`)
+		}
+		time.Sleep(500 * time.Millisecond)
+		asked := questions(heard)
+		require.True(t, asked > 0 && asked <= 8, "%d questions", asked)
 	})
 }
 
@@ -153,6 +204,29 @@ func TestATokenThatWasDeletedIsPutBack(t *testing.T) {
 			require.Equal(t, "too many fail", j.brake.State().Cause)
 		})
 	}
+}
+
+// Given a stopped brake whose queue is deleted, when an operator starts it before the process that has
+// probed is back, then that process hears it, and puts no token back.
+func TestATokenThatWasDeletedComesBackIntoNoStartedBrake(t *testing.T) {
+	t.Parallel()
+	alone(t, func(j *joining, ch *amqp.Channel) {
+		require.True(t, j.brake.Trip("too many fail"))
+		time.Sleep(time.Second)
+		heard := hearing(t, ch, fleet.Prefix+"payments.other")
+		_, err := ch.QueueDelete(fleet.Prefix+"payments", false, false, false)
+		require.NoError(t, err)
+		since, err := time.Now().Add(time.Millisecond).UTC().MarshalText()
+		require.NoError(t, err)
+		asked := reply(t, ch, heard, fleet.Started, fmt.Sprintf(`{"by":"anna","since":%q}`, since))
+		require.Contains(t, asked, `"stopped":true`)
+		for range 20 {
+			time.Sleep(time.Second)
+			state := j.brake.State()
+			require.False(t, state.Stopped)
+			require.Equal(t, "anna", state.By)
+		}
+	})
 }
 
 // Every value of a state that any client may have published has a bound.

@@ -46,12 +46,11 @@ func (s *session) hear(d amqp.Delivery) error {
 	case Stopped:
 		switch {
 		case len(s.held) > 0: // the other one has lost the token and does not know it yet
-		case !toMe && isPart(s.name, d.ReplyTo) && s.mustAsk(state):
-			return s.publish(Hello, s.Brake.State(), d.ReplyTo)
-		case !toMe && d.ReplyTo == "" && s.mustAsk(state) && time.Since(s.askedAll) >= beat:
-			s.askedAll = time.Now()
-			return s.publish(Hello, s.Brake.State(), "") // an earlier version names no queue
-		case toMe:
+		case !toMe:
+			if (d.ReplyTo == "" || isPart(s.name, d.ReplyTo)) && s.mustAsk(state) && s.mayAsk(d.ReplyTo) {
+				return s.publish(Hello, s.Brake.State(), d.ReplyTo)
+			}
+		default:
 			s.hasToken(time.Now())
 			if !s.Brake.Stopped() {
 				s.count(s.Brake.Rate())
@@ -65,6 +64,9 @@ func (s *session) hear(d amqp.Delivery) error {
 			s.rates[d.AppId] = state.Rate
 		}
 	case Started:
+		if s.Brake.Stopped() {
+			s.askedAll = time.Time{} // the next stop is another
+		}
 		s.sure = true
 		if len(s.held) == 0 {
 			s.merge(&state)
@@ -117,6 +119,29 @@ func (s *session) mustAsk(state header.BrakeState) bool {
 	}
 	return state.Prober != "" && (state.Prober != known.Prober || state.Manual != known.Manual ||
 		!state.Until.Equal(known.Until))
+}
+
+// mostQuestions is how many Stopped a process answers with a question in a second.
+const mostQuestions = 8
+
+// mayAsk reports whether this process may answer a Stopped with a question: any client may publish
+// it. An earlier version names no queue. Then the question goes to all, and some of them answer it,
+// so it is asked once in a while. The process that probes answers it, also if it follows news of
+// another.
+func (s *session) mayAsk(queue string) bool {
+	now := time.Now()
+	if queue == "" {
+		if now.Sub(s.askedAll) < silence/2 {
+			return false
+		}
+		s.askedAll = now
+		return true
+	}
+	if now.Sub(s.second) >= time.Second {
+		s.second, s.questions = now, 0
+	}
+	s.questions++
+	return s.questions <= mostQuestions
 }
 
 // hasToken notes that a process had a token at that time.

@@ -36,6 +36,8 @@ type session struct {
 	echoed           time.Time // the last news of this process that came back
 	asked            time.Time // whether a process probes; zero: not asked
 	askedAll         time.Time // because news named no queue
+	second           time.Time // since then so many questions have answered news that name a queue
+	questions        int
 	began            time.Time
 	sure             bool // that a brake that is not stopped has started
 
@@ -159,12 +161,6 @@ func (s *session) run(ctx context.Context) error {
 			return err
 		}
 	}
-	if s.orphaned && s.Brake.Stopped() {
-		if err := s.publishToken(s.Brake.State()); err != nil {
-			return err
-		}
-	}
-	s.orphaned = false
 	for {
 		select {
 		case <-ctx.Done():
@@ -190,6 +186,9 @@ func (s *session) run(ctx context.Context) error {
 			}
 		case <-answered:
 			answered = nil
+			if err := s.putBack(); err != nil {
+				return err
+			}
 			s.known()
 		case d, ok := <-s.tokens:
 			if !ok {

@@ -219,6 +219,19 @@ func (s *session) queueGone() error {
 	return errors.New("the queue of the token was deleted")
 }
 
+// putBack publishes the token anew whose queue was deleted, unless the other processes have told that
+// the brake has started or that one of them has a token.
+func (s *session) putBack() error {
+	state := s.Brake.State()
+	if s.orphaned && state.Stopped && (state.Prober == "" || state.Prober == s.Instance) {
+		if err := s.publishToken(state); err != nil {
+			return err
+		}
+	}
+	s.orphaned = false
+	return nil
+}
+
 // tick renews the token, tells the state or asks for it, if that is due.
 func (s *session) tick() error {
 	switch now := time.Now(); {
@@ -270,7 +283,7 @@ func (s *session) publishToken(state header.BrakeState) error {
 	}
 	select {
 	case <-s.returned: // the broker returns a message before it confirms it
-		return errUnconfirmed
+		return s.queueGone()
 	default:
 		return nil
 	}
