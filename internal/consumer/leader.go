@@ -11,6 +11,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/order"
 	"github.com/millpond-go/millpond/middleware/header"
 )
@@ -47,6 +48,34 @@ func (s *Subscription) publishToken(o *inOrder, epoch uint64) (name string, err 
 		err = fmt.Errorf("publish to queue %q: %w", s.cfg.Order.Line, err)
 	}
 	return name, err
+}
+
+// checkUser refuses a connection whose tokens no process would believe.
+func (s *Subscription) checkUser(conn *link.Conn) error {
+	users := s.cfg.Order.ControlUsers
+	if len(users) == 0 || slices.Contains(users, conn.User()) {
+		return nil
+	}
+	return fmt.Errorf("topology.WithControlUsers names %q and not the user %q of this connection: "+
+		"add it", users, conn.User())
+}
+
+// checkToken waits until the broker has read a token. It refuses the user of a message whom it
+// knows by another name (F15).
+func (s *Subscription) checkToken(ch *amqp.Channel) error {
+	if len(s.cfg.Order.ControlUsers) == 0 {
+		return nil
+	}
+	closed := ch.NotifyClose(make(chan *amqp.Error, 1))
+	err := ch.Qos(maxPrefetch, 0, false)
+	if err == nil {
+		return nil
+	}
+	if reason, ok := <-closed; ok && reason.Code == amqp.PreconditionFailed {
+		return fmt.Errorf("topology.WithControlUsers does not work with this user: the broker refuses "+
+			"the name: %w", reason)
+	}
+	return fmt.Errorf("publish to queue %q: %w", s.cfg.Order.Line, err)
 }
 
 // token takes a token. It reports whether this process may go on to lead.

@@ -105,6 +105,9 @@ type newMain struct {
 func (s *Subscription) consumeLine(
 	conn *link.Conn, limits Limits, use intent,
 ) (*consumer, error) {
+	if err := s.checkUser(conn); err != nil {
+		return nil, err
+	}
 	c, err := s.open(conn, limits, use, s.cfg.Order.Line, maxPrefetch)
 	if err != nil {
 		return nil, err
@@ -115,7 +118,10 @@ func (s *Subscription) consumeLine(
 		changed: make(chan struct{}, 1), opened: make(chan newMain, 1), ahead: s.cfg.Consume.Prefetch,
 	}
 	c.inOrder = o
-	if _, err = s.publishToken(o, 0); err != nil {
+	if _, err = s.publishToken(o, 0); err == nil {
+		err = s.checkToken(c.ch)
+	}
+	if err != nil {
 		_ = c.ch.Close()
 		return nil, err
 	}

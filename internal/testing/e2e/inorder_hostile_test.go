@@ -19,6 +19,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/order"
+	"github.com/millpond-go/millpond/internal/testing/memnet"
 	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/middleware"
@@ -210,6 +211,45 @@ func TestAForgedEpochAndAProcessThatHasLedBefore(t *testing.T) {
 		_, who = now()
 		require.NotEqual(t, "third", who)
 	})
+}
+
+// Given a user whose tokens no process would believe, because he is not named or because the broker
+// knows him by another name, when he subscribes, then he is told.
+func TestAUserWhoIsNotBelievedMayNotLead(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		users       []string
+		known, says string
+	}{
+		"not named":     {[]string{"shop", "anna"}, "guest", `and not the user "guest"`},
+		"another name":  {[]string{"guest"}, "client-7", "the broker refuses the name"},
+		"named as such": {[]string{"anna", "guest"}, "guest", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				broker := peer.Start(t, func(p *peer.Publish) {
+					if p.RoutingKey == "orders.line" && c.known != "guest" {
+						p.CloseChannel(amqp.PreconditionFailed, "user_id property set to 'guest' but "+
+							"authenticated user was '"+c.known+"'")
+						return
+					}
+					p.Accept()
+				})
+				cfg := rig.QueueConfig(broker.URL())
+				cfg.Queue.Arguments = rig.OneActive()
+				cfg.Connection.AmqpConfig = &amqp.Config{Dial: memnet.Dial}
+				client := rig.OpenWith(t, cfg.Connection, topology.InOrder{KeyBy: keyOf},
+					topology.WithControlUsers(c.users...))
+				err := rig.SubscribeError(t, client, cfg, "orders", often(time.Second))
+				if c.says == "" {
+					require.NoError(t, err)
+				} else {
+					require.ErrorContains(t, err, c.says)
+				}
+			})
+		})
+	}
 }
 
 // within waits for less long than rig.WaitFor.
