@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -180,4 +181,33 @@ func TestNotesOfOtherUsers(t *testing.T) {
 			require.Equal(t, want, o.lines.acks.wanted)
 		})
 	}
+}
+
+// Forged notes of processes that have survived take no memory without bound, and hide no true one.
+func TestForgedNotesOfSurvivalAreBounded(t *testing.T) {
+	t.Parallel()
+	s, o := leading(t)
+	o.last = order.Note{Kind: order.Token, Epoch: 5000, Crashes: 1}
+	for n := range 5000 {
+		note := order.Note{Kind: order.Token, Name: "x", Trying: order.ID{Epoch: uint64(n + 1)}}
+		require.True(t, s.token(o, amqp.Delivery{}, note))
+	}
+	require.LessOrEqual(t, len(o.alive), order.MaxCrashes)
+	require.Equal(t, 1, o.crashes, "the last one is true")
+}
+
+// While messages are tried, those that follow are taken one by one: each needs room in the line,
+// which the copy before it takes at its end.
+func TestWhatIsTakenTogether(t *testing.T) {
+	t.Parallel()
+	_, o := leading(t)
+	o.careful, o.line = true, order.New[arrival](order.Limits{Messages: 100, Bytes: 1 << 20})
+	o.line.Know(5, true)
+	o.line.BeCareful(true, order.MaxTried)
+	for n := range 10 {
+		o.line.Arrived(strconv.Itoa(n), arrival{}, true, true)
+	}
+	next := o.take(time.NewTimer(0))
+	require.True(t, next.Follows)
+	require.Empty(t, o.behind)
 }

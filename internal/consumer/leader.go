@@ -98,6 +98,9 @@ func (s *Subscription) token(o *inOrder, raw amqp.Delivery, note order.Note) boo
 		note = order.Note{}
 	}
 	if note.Epoch == 0 && note.Trying.Epoch > 0 {
+		if len(o.alive) == order.MaxCrashes { // forged
+			clear(o.alive)
+		}
 		o.alive[note.Trying.Epoch] = true
 		s.recount(o)
 	}

@@ -206,8 +206,8 @@ func TestATokenThatWasDeletedIsPutBack(t *testing.T) {
 	}
 }
 
-// Given a stopped brake whose queue is deleted, when an operator starts it before the process that has
-// probed is back, then that process hears it, and puts no token back.
+// Given a stopped brake whose queue is deleted, when an operator starts it before the process that
+// has probed is back, then that process hears it, and puts no token back.
 func TestATokenThatWasDeletedComesBackIntoNoStartedBrake(t *testing.T) {
 	t.Parallel()
 	alone(t, func(j *joining, ch *amqp.Channel) {

@@ -219,8 +219,8 @@ func (s *session) queueGone() error {
 	return errors.New("the queue of the token was deleted")
 }
 
-// putBack publishes the token anew whose queue was deleted, unless the other processes have told that
-// the brake has started or that one of them has a token.
+// putBack publishes the token anew whose queue was deleted, unless the other processes have told
+// that the brake has started or that one of them has a token.
 func (s *session) putBack() error {
 	state := s.Brake.State()
 	if s.orphaned && state.Stopped && (state.Prober == "" || state.Prober == s.Instance) {

@@ -96,3 +96,39 @@ func TestMessagesThatMustFollowWaitForRoom(t *testing.T) {
 	}
 	require.Equal(t, n, handled)
 }
+
+// Given more messages in hand than are tried together, when messages begin to be tried, then a
+// token names as many as the next process reads.
+func TestATokenNamesWhatIsInHand(t *testing.T) {
+	t.Parallel()
+	l := order.New[int](order.Limits{Messages: 100, Bytes: 1 << 20})
+	inHand := map[order.ID]bool{}
+	for n := range order.MaxTried + 8 {
+		l.Returned(order.Waiting[int]{ID: order.ID{Epoch: 1, N: uint64(n)}, Item: n})
+	}
+	l.Know(2, true)
+	for step, ok := l.Next(time.Time{}); ok; step, ok = l.Next(time.Time{}) {
+		inHand[step.From] = true
+	}
+	l.BeCareful(true, order.MaxTried)
+	alone, together := l.Trying()
+	require.Zero(t, alone)
+	require.Len(t, together, order.MaxTried)
+	for _, id := range together {
+		require.True(t, inHand[id])
+	}
+}
+
+// The epoch of a process that has led counts up to the highest that a process can reach.
+func TestTheHighestEpochThatCounts(t *testing.T) {
+	t.Parallel()
+	const highest = order.MaxEpoch + order.MaxJump
+	for epoch, counts := range map[uint64]bool{
+		order.MaxEpoch: true, highest: true, highest + 1: false,
+	} {
+		l := order.New[int](order.Limits{})
+		l.Led(epoch)
+		require.Equal(t, counts, l.Seen(epoch))
+		require.Equal(t, counts, l.Epoch() == epoch)
+	}
+}

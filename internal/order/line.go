@@ -227,6 +227,9 @@ func (l *Line[T]) BeCareful(careful bool, most int, suspects ...ID) {
 	l.careful, l.most, l.alone, l.suspects = careful, most, nil, map[ID]struct{}{}
 	first := map[*lane[T]]int{}
 	for a := range l.all {
+		if careful && a.handling != nil && a.handling.inLine {
+			l.trying[a.handling.From] = struct{}{}
+		}
 		for i := range a.waiting {
 			if id := a.waiting[i].ID; slices.Contains(suspects, id) {
 				l.suspects[id] = struct{}{}
@@ -246,12 +249,14 @@ func (l *Line[T]) BeCareful(careful bool, most int, suspects ...ID) {
 }
 
 // Trying returns the messages of the line that are being tried: a single message if nothing is
-// handled beside it, or the messages that are handled together, beside fresh messages.
+// handled beside it, or the messages that are handled together, beside fresh messages, MaxTried of
+// them at most.
 func (l *Line[T]) Trying() (alone ID, together []ID) {
 	if l.alone != nil {
 		return l.alone.From, nil
 	}
-	return ID{}, slices.Collect(maps.Keys(l.trying))
+	together = slices.Collect(maps.Keys(l.trying))
+	return ID{}, together[:min(len(together), MaxTried)]
 }
 
 // Epoch is the highest epoch that was seen.
