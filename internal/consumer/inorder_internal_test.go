@@ -196,7 +196,7 @@ func TestForgedNotesOfSurvivalAreBounded(t *testing.T) {
 	require.Equal(t, 1, o.crashes, "the last one is true")
 }
 
-// While messages are tried, those that follow are taken one by one: each needs room in the line,
+// While messages are tried, the messages that follow are taken one by one: each needs room in the line,
 // which the copy before it takes at its end.
 func TestWhatIsTakenTogether(t *testing.T) {
 	t.Parallel()
