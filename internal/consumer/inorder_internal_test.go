@@ -196,8 +196,8 @@ func TestForgedNotesOfSurvivalAreBounded(t *testing.T) {
 	require.Equal(t, 1, o.crashes, "the last one is true")
 }
 
-// While messages are tried, the messages that follow are taken one by one: each needs room in the line,
-// which the copy before it takes at its end.
+// While messages are tried, the messages that follow are taken one by one: each needs room in the
+// line, which the copy before it takes at its end.
 func TestWhatIsTakenTogether(t *testing.T) {
 	t.Parallel()
 	_, o := leading(t)
