@@ -52,12 +52,16 @@ func (s *Subscription) publishToken(o *inOrder, epoch uint64) (name string, err 
 
 // checkUser refuses a connection whose tokens no process would believe.
 func (s *Subscription) checkUser(conn *link.Conn) error {
-	users := s.cfg.Order.ControlUsers
-	if len(users) == 0 || slices.Contains(users, conn.User()) {
+	users, user := s.cfg.Order.ControlUsers, conn.User()
+	switch {
+	case len(users) == 0 || slices.Contains(users, user):
 		return nil
+	case user == "":
+		return errors.New("topology.WithControlUsers does not work with this connection: " +
+			"the broker takes its user from a certificate or another mechanism")
 	}
 	return fmt.Errorf("topology.WithControlUsers names %q and not the user %q of this connection: "+
-		"add it", users, conn.User())
+		"add it", users, user)
 }
 
 // checkToken waits until the broker has read a token. It refuses the user of a message whom it
