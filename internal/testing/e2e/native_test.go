@@ -272,9 +272,10 @@ func TestNativeKeepsARoundWhoseProcessEnds(t *testing.T) {
 	strategy, args := rig.Native(t, url, 300*time.Millisecond, 300*time.Millisecond)
 	queue := testbroker.Queue(t)
 	rig.DeclareQueue(t, url, queue, args)
-	due := time.Now().Add(5 * time.Second)
+	const delay = 15 * time.Second // the process must end within it
+	due := time.Now().Add(delay)
 	state := header.RetryState{
-		Failures: 1, FirstFailure: time.Now(), NotBefore: due, Delay: 5 * time.Second,
+		Failures: 1, FirstFailure: time.Now(), NotBefore: due, Delay: delay,
 	}
 	msg := rig.Named("fails")
 	msg.Headers = amqp.Table{}
