@@ -11,6 +11,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 
 	"github.com/millpond-go/millpond/internal/brake"
+	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/fleet"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -129,6 +130,14 @@ func (c *Client) instance() string {
 		host = "unknown"
 	}
 	return fmt.Sprintf("%s@%s/%d-%04x", c.opts.name, host, os.Getpid(), rand.N(1<<16))
+}
+
+// gate returns what lets the brakes stop a queue.
+func (o *subscriberOptions) gate() func() consumer.Gate {
+	if len(o.brakes) == 0 {
+		return nil
+	}
+	return func() consumer.Gate { return brake.Sit(o.brakes...) }
 }
 
 var errBraked = errors.New("too many deliveries fail")

@@ -4,7 +4,7 @@
 //
 //	middleware.Budget ──Trip──► Brake ◄──Set── fleet.Member
 //	                            │   │ ──Probe─► tickets ─► Subscription ─► handler ─► Judge
-//	            Seat.Stopped ◄──┘   └─► Seat.Later: the pace while the rate ramps up
+//	               Seat.Shut ◄──┘   └─► Seat.Later: the pace while the rate ramps up
 package brake
 
 import (
@@ -52,7 +52,7 @@ type Brake struct {
 	row       int     // probes in a row that have succeeded, since the stop
 	seats     []*Seat
 	next      int           // of seats: gets the next ticket first
-	open      []*Ticket     // that have no end yet
+	open      []*ticket     // that have no end yet
 	turns     int           // calls of Probe
 	turn      chan struct{} // closed when this process probes no more; nil: it does not probe
 	tell      func(state header.BrakeState, probing bool)
@@ -402,7 +402,7 @@ func (b *Brake) probeOnce(ctx context.Context) (Verdict, error) {
 
 // offer gives a ticket to a seat and waits for its end.
 func (b *Brake) offer(ctx context.Context, s *Seat) (Verdict, error) {
-	t := &Ticket{of: b, ended: make(chan struct{})}
+	t := &ticket{of: b, ended: make(chan struct{})}
 	b.mu.Lock()
 	t.turn = b.turn
 	b.open = append(b.open, t)

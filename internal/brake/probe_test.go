@@ -25,15 +25,7 @@ func newStopped(t *testing.T) *Brake {
 
 // serve lets a seat end each ticket as probe does, until ctx is done.
 func serve(ctx context.Context, b *Brake, probe func() (none bool)) {
-	s := Sit(b)
-	for {
-		select {
-		case ticket := <-s.Tickets():
-			ticket.End(probe())
-		case <-ctx.Done():
-			return
-		}
-	}
+	Sit(b).Await(ctx.Done(), probe, func() {})
 }
 
 // Given a queue with few messages, so that the prober changes after each of them, then the brake
@@ -158,18 +150,11 @@ func TestADowntimeIsNotProbed(t *testing.T) {
 		s := Sit(b, other)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		go func() {
-			for {
-				select {
-				case ticket := <-s.Tickets():
-					assert.False(t, time.Now().Before(over), "a probe during the downtime")
-					b.Judge(true)
-					ticket.End(false)
-				case <-ctx.Done():
-					return
-				}
-			}
-		}()
+		go s.Await(ctx.Done(), func() (none bool) {
+			assert.False(t, time.Now().Before(over), "a probe during the downtime")
+			b.Judge(true)
+			return false
+		}, func() {})
 		require.ErrorIs(t, b.Probe(ctx), ErrNothing)
 		time.Sleep(time.Hour)
 		require.NoError(t, b.Probe(ctx))

@@ -25,18 +25,18 @@ const (
 	Succeeded
 )
 
-// Ticket allows a Subscription to handle one message while a brake is stopped.
-type Ticket struct {
+// ticket allows a seat to handle one message while a brake is stopped.
+type ticket struct {
 	of      *Brake
-	turn    <-chan struct{}
-	judged  Verdict // by Judge; guarded by of.mu
-	late    bool    // Probe does not wait for the end; guarded by of.mu
-	verdict Verdict // at the end
+	turn    <-chan struct{} // closed when another process may probe
+	judged  Verdict         // by Judge; guarded by of.mu
+	late    bool            // Probe does not wait for the end; guarded by of.mu
+	verdict Verdict         // at the end
 	ended   chan struct{}
 }
 
-// End gives the ticket back after the message is settled. empty says that there was none.
-func (t *Ticket) End(empty bool) {
+// end gives the ticket back after the message is settled. empty says that there was none.
+func (t *ticket) end(empty bool) {
 	t.of.mu.Lock()
 	t.verdict = t.judged
 	if empty && t.judged == Undecided {
@@ -50,28 +50,24 @@ func (t *Ticket) End(empty bool) {
 	close(t.ended)
 }
 
-// TurnOver returns a channel that is closed when another process may probe.
-func (t *Ticket) TurnOver() <-chan struct{} { return t.turn }
-
 // abandon notes that Probe does not wait for the end: the verdict counts later.
-func (t *Ticket) abandon() {
+func (t *ticket) abandon() {
 	t.of.mu.Lock()
 	defer t.of.mu.Unlock()
 	t.late = true
 }
 
-// close ends a ticket that no Subscription has taken: Judge does not decide on it any more.
-func (t *Ticket) close() {
+// close ends a ticket that no seat has taken: Judge does not decide on it any more.
+func (t *ticket) close() {
 	t.of.mu.Lock()
 	defer t.of.mu.Unlock()
-	t.of.open = slices.DeleteFunc(t.of.open, func(other *Ticket) bool { return other == t })
+	t.of.open = slices.DeleteFunc(t.of.open, func(other *ticket) bool { return other == t })
 }
 
-// Seat is the place of one Subscription at its brakes. The methods of a nil Seat are for a
-// Subscription without brakes.
+// Seat is the place of one Subscription at its brakes: its consumer.Gate.
 type Seat struct {
 	brakes  []*Brake
-	tickets chan *Ticket
+	tickets chan *ticket
 	// oneActive says that the queue has one active consumer: the process that is it after a stop
 	// handles everything, also if it has handled nothing before.
 	oneActive atomic.Bool
@@ -82,13 +78,10 @@ type Seat struct {
 	started chan struct{} // closed while stops is 0
 }
 
-// Sit returns the seat of a Subscription at brakes. It returns nil for no brakes.
+// Sit returns the seat of a Subscription at brakes.
 func Sit(brakes ...*Brake) *Seat {
-	if len(brakes) == 0 {
-		return nil
-	}
 	s := &Seat{
-		brakes: brakes, tickets: make(chan *Ticket),
+		brakes: brakes, tickets: make(chan *ticket),
 		stopped: make(chan struct{}), started: make(chan struct{}),
 	}
 	close(s.started)
@@ -104,11 +97,7 @@ func Sit(brakes ...*Brake) *Seat {
 }
 
 // SetOneActive says whether the queue has one active consumer.
-func (s *Seat) SetOneActive(one bool) {
-	if s != nil {
-		s.oneActive.Store(one)
-	}
-}
+func (s *Seat) SetOneActive(one bool) { s.oneActive.Store(one) }
 
 // pace returns where a brake has the pace of this seat.
 func (s *Seat) pace(b *Brake) *atomic.Pointer[pace] {
@@ -126,9 +115,6 @@ func (s *Seat) rests(probing *Brake) bool {
 
 // Leave gives the seat up.
 func (s *Seat) Leave() {
-	if s == nil {
-		return
-	}
 	for _, b := range s.brakes {
 		b.mu.Lock()
 		b.seats = slices.DeleteFunc(b.seats, func(other *Seat) bool { return other == s })
@@ -153,42 +139,51 @@ func (s *Seat) change(stopped bool) {
 	}
 }
 
-// Stopped returns a channel that is closed while a brake is stopped.
-func (s *Seat) Stopped() <-chan struct{} {
-	if s == nil {
-		return nil
-	}
+// Shut returns a channel that is closed while a brake is stopped.
+func (s *Seat) Shut() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.stopped
 }
 
-// IsStopped reports whether a brake is stopped.
-func (s *Seat) IsStopped() bool {
-	if s == nil {
-		return false
+// keepFor is how long a process keeps a consumer for another probe of its turn. Each end of a
+// consumer counts against the delivery limit of all messages that it had.
+const keepFor = time.Minute
+
+// Await waits while a brake is stopped, and lets take handle one message for each ticket. It calls
+// rest when another process may probe: that one needs the lead of a queue in order.
+func (s *Seat) Await(stop <-chan struct{}, take func() (none bool), rest func()) (waited bool) {
+	defer rest()
+	var over <-chan struct{}
+	var unused <-chan time.Time
+	for {
+		s.mu.Lock()
+		stops, started := s.stops, s.started
+		s.mu.Unlock()
+		if stops == 0 {
+			return waited
+		}
+		waited = true
+		select {
+		case <-started:
+		case t := <-s.tickets:
+			none := take()
+			over, unused = t.turn, time.After(keepFor)
+			t.end(none)
+		case <-unused:
+			rest()
+		case <-over:
+			rest()
+			over = nil
+		case <-stop:
+			return true
+		}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.stops > 0
 }
-
-// Started returns a channel that is closed while no brake is stopped.
-func (s *Seat) Started() <-chan struct{} {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.started
-}
-
-// Tickets returns the channel of the tickets.
-func (s *Seat) Tickets() <-chan *Ticket { return s.tickets }
 
 // Later returns how long the next handler must wait; 0 if it may start now. A handler that starts
 // calls Start.
 func (s *Seat) Later() time.Duration {
-	if s == nil {
-		return 0
-	}
 	var later time.Duration
 	for _, b := range s.brakes {
 		now := time.Now()
@@ -202,9 +197,6 @@ func (s *Seat) Later() time.Duration {
 // Start counts a handler that starts with a message that arrived at a time. It returns nil, or a
 // function that must be told how many messages the queue has.
 func (s *Seat) Start(arrived time.Time) (look func(ready int)) {
-	if s == nil {
-		return nil
-	}
 	now := time.Now()
 	for _, b := range s.brakes {
 		of := s.pace(b)

@@ -41,7 +41,6 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/audit"
-	"github.com/millpond-go/millpond/internal/brake"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/observe"
 	"github.com/millpond-go/millpond/internal/publisher"
@@ -94,8 +93,8 @@ type Config struct {
 	// Prepare declares and checks everything before consuming begins. The function returns how
 	// long a delivery may be held under a consumer timeout of the broker.
 	Prepare func(context.Context, *link.Conn, func(time.Duration) time.Duration) (Limits, error)
-	// Brakes stop the Subscription. Default: none
-	Brakes []*brake.Brake
+	// Gate returns a Gate. Default: one that is never shut
+	Gate func() Gate
 	// Order keeps the messages of each key in their order. Default: no order
 	Order *Order
 	// CanStore reports what keeps messages from being stored, as far as that can be told

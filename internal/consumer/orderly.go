@@ -153,9 +153,9 @@ func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
 	if c.single && !o.leads() && !s.beat(o) {
 		return false
 	}
-	stopped := s.seat.Stopped()
-	if c.single { // a probe is for a stopped brake
-		stopped = nil
+	shut := s.gate.Shut()
+	if c.single { // a probe is for a gate that is shut
+		shut = nil
 	}
 	for {
 		s.openMain(o)
@@ -215,7 +215,7 @@ func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
 			s.logLateKey(o)
 		case <-start:
 			if !next.Follows {
-				if look := s.seat.Start(next.Item.at); look != nil {
+				if look := s.gate.Start(next.Item.at); look != nil {
 					s.wg.Go(func() { s.look(c.conn, look) })
 				}
 			}
@@ -245,7 +245,7 @@ func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
 			return false
 		case <-s.outage.over(c.probing):
 			return false
-		case <-stopped:
+		case <-shut:
 			return false
 		case <-s.stop.Done():
 			return false
@@ -388,11 +388,7 @@ func (o *inOrder) isOver() bool {
 	return o.over
 }
 
-// probeHold is how long a process keeps the lead for another probe of its turn. Each end of a
-// consumer counts against the delivery limit of all messages that it had.
-const probeHold = time.Minute
-
-// probeInOrder takes one message to its end while a brake is stopped, and reports whether there
+// probeInOrder takes one message to its end while the gate is shut, and reports whether there
 // was none to take. It returns the consumer for the next probe, nil if that needs another.
 func (s *Subscription) probeInOrder(c *consumer) (next *consumer, none bool) {
 	if c == nil {

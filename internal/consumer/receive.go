@@ -67,7 +67,7 @@ func (s *Subscription) receive(c *consumer) []arrival {
 			s.arrived(c, &in, arrival{raw: raw, at: time.Now()})
 		case <-start:
 			a := in.ready.pop()
-			if look := s.seat.Start(a.at); look != nil {
+			if look := s.gate.Start(a.at); look != nil {
 				s.wg.Go(func() { s.look(c.conn, look) })
 			}
 			s.begun(c, a)
@@ -87,7 +87,7 @@ func (s *Subscription) receive(c *consumer) []arrival {
 			return in.rest()
 		case <-s.outage.over(c.probing):
 			return in.rest()
-		case <-s.seat.Stopped():
+		case <-s.gate.Shut():
 			return in.rest()
 		case <-s.stop.Done():
 			return in.rest()
@@ -108,7 +108,7 @@ func (s *Subscription) begun(c *consumer, a arrival) {
 // paced returns a channel that has a value when the next handler may start, after a stop; nil if it
 // may start now. timer may be nil.
 func (s *Subscription) paced(timer *time.Timer) (*time.Timer, <-chan time.Time) {
-	later := s.seat.Later()
+	later := s.gate.Later()
 	switch {
 	case later == 0:
 		return timer, nil

@@ -12,7 +12,6 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/millpond-go/millpond/internal/brake"
 	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/link"
 )
@@ -42,8 +41,8 @@ type Subscription struct {
 	places  *places        // of the messages in progress
 	wg      sync.WaitGroup // messages in progress and channels being closed
 	workers *workers
-	seat    *brake.Seat // nil without brakes
-	limits  Limits      // of the last consumer
+	gate    Gate
+	limits  Limits // of the last consumer
 
 	lastRejects pastRejects
 
@@ -97,7 +96,7 @@ func New(ctx, stop context.Context, cfg Config) *Subscription {
 	base, cancelBase := context.WithCancel(context.WithoutCancel(ctx))
 	s := &Subscription{
 		cfg: cfg, logger: cfg.Logger,
-		out:  make(chan *message.Message),
+		out:  make(chan *message.Message), gate: noGate{},
 		stop: own, base: base,
 		cancel: func() { unlink(); cancelStop(); cancelBase() },
 		places: newPlaces(cfg.Consume.Concurrency, &cfg.Group.held),
@@ -131,22 +130,24 @@ func (s *Subscription) Prepare() error {
 
 func (s *Subscription) prepare(ctx context.Context, conn *link.Conn) (err error) {
 	s.limits, err = s.cfg.Prepare(ctx, conn, s.hold)
-	s.seat.SetOneActive(s.limits.OneActive || s.cfg.Order != nil)
+	s.gate.SetOneActive(s.limits.OneActive || s.cfg.Order != nil)
 	return err
 }
 
-// Begin declares and checks everything and consumes, unless a brake is stopped. run hands out the
+// Begin declares and checks everything and consumes, unless the gate is shut. run hands out the
 // messages until the Subscription is stopped, and waits for the messages in progress.
 func (s *Subscription) Begin() (run func(), err error) {
-	s.seat = brake.Sit(s.cfg.Brakes...)
+	if s.cfg.Gate != nil {
+		s.gate = s.cfg.Gate()
+	}
 	var c *consumer
-	if s.seat.IsStopped() {
+	if s.isShut() {
 		err = s.Prepare()
 	} else {
 		c, err = s.begin(toConsume)
 	}
 	if err != nil {
-		s.seat.Leave()
+		s.gate.Leave()
 	}
 	return func() { s.run(c) }, err
 }
@@ -292,16 +293,16 @@ func (s *Subscription) run(c *consumer) {
 	defer s.cancel()
 	defer s.workers.end()
 	defer s.watchHandlers()()
-	defer s.seat.Leave()
+	defer s.gate.Leave()
 	for more := true; more; more = c != nil {
-		if c != nil { // nil if a brake was stopped at the start
+		if c != nil { // nil if the gate was shut at the start
 			s.release(c, s.receive(c))
 		}
 		use := toConsume
 		if s.awaitStorage() {
 			use = toProbe
 		}
-		c = s.resume(use, nextPause(s.awaitBrakes()))
+		c = s.resume(use, nextPause(s.awaitGate()))
 	}
 
 	settled := make(chan struct{})

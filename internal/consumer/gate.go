@@ -14,62 +14,76 @@ import (
 const (
 	// probeWait is how long a probe waits for its message.
 	probeWait = time.Second
-	// startSpread spreads the consumers of many processes after a stop.
+	// startSpread spreads the consumers of many processes when their gates open.
 	startSpread = 100 * time.Millisecond
 )
 
-// awaitBrakes waits while a brake is stopped, and handles one message for each ticket. It reports
-// whether it has waited.
-func (s *Subscription) awaitBrakes() (waited bool) {
-	var held *consumer       // of a queue that is handled in order, between two probes
-	var over <-chan struct{} // closed when another process probes: it needs the lead
-	defer func() { s.giveUpLead(held) }()
-	for s.seat.IsStopped() {
-		waited = true
-		var unused <-chan time.Time
+// Gate decides when a queue is consumed and when its next handler begins. A Subscription is given
+// one when it begins, and leaves it at its end. Its methods may be called by many goroutines.
+type Gate interface {
+	// Shut returns a channel that is closed while the queue must not be consumed.
+	Shut() <-chan struct{}
+	// Await waits while the gate is shut, and reports whether it has. Meanwhile it may call take,
+	// which handles one message and reports whether there was none, and rest, which ends what take
+	// has kept for the next call. It calls rest before it returns.
+	Await(stop <-chan struct{}, take func() (none bool), rest func()) (waited bool)
+	// Later returns how long the next handler must wait; 0 if it may begin now.
+	Later() time.Duration
+	// Start counts a handler that begins with a message that has arrived at a time. The result is
+	// nil, or must be told how many messages the queue has.
+	Start(arrived time.Time) (look func(ready int))
+	// SetOneActive says whether one process at a time consumes the queue.
+	SetOneActive(one bool)
+	// Leave ends the use of the gate.
+	Leave()
+}
+
+// noGate is a Gate that is never shut.
+type noGate struct{}
+
+func (noGate) Shut() <-chan struct{}                                  { return nil }
+func (noGate) Await(<-chan struct{}, func() (none bool), func()) bool { return false }
+func (noGate) Later() time.Duration                                   { return 0 }
+func (noGate) Start(time.Time) func(ready int)                        { return nil }
+func (noGate) SetOneActive(bool)                                      {}
+func (noGate) Leave()                                                 {}
+
+// isShut reports whether the queue must not be consumed now.
+func (s *Subscription) isShut() bool {
+	select {
+	case <-s.gate.Shut():
+		return true
+	default:
+		return false
+	}
+}
+
+// awaitGate waits while the gate is shut, and reports whether it has.
+func (s *Subscription) awaitGate() (waited bool) {
+	var held *consumer // of a queue that is handled in order, between two probes
+	return s.gate.Await(s.stop.Done(), func() (none bool) {
+		if s.cfg.Order == nil {
+			return s.probe()
+		}
+		held, none = s.probeInOrder(held)
+		return none
+	}, func() {
 		if held != nil {
-			unused = time.After(probeHold)
+			s.releaseInOrder(held)
+			held = nil
 		}
-		select {
-		case <-s.seat.Started():
-		case ticket := <-s.seat.Tickets():
-			if s.cfg.Order == nil {
-				ticket.End(s.probe())
-				continue
-			}
-			var none bool
-			held, none = s.probeInOrder(held)
-			over = ticket.TurnOver()
-			ticket.End(none)
-		case <-unused:
-			held = s.giveUpLead(held)
-		case <-over:
-			held, over = s.giveUpLead(held), nil
-		case <-s.stop.Done():
-			return true
-		}
-	}
-	return waited
+	})
 }
 
-// giveUpLead releases a consumer that was kept for the next probe. Another process that has the
-// token cannot lead before.
-func (s *Subscription) giveUpLead(held *consumer) (none *consumer) {
-	if held != nil {
-		s.releaseInOrder(held)
-	}
-	return nil
-}
-
-// nextPause is the pause before consuming again. After a stop it is short.
-func nextPause(braked bool) time.Duration {
-	if braked {
+// nextPause is the pause before consuming again. It is short if the gate was shut.
+func nextPause(waited bool) time.Duration {
+	if waited {
 		return time.Duration(rand.Int64N(int64(startSpread)))
 	}
 	return resumePause
 }
 
-// probe takes one message from the queue to its end while a brake is stopped, and reports whether
+// probe takes one message from the queue to its end while the gate is shut, and reports whether
 // there was none to take.
 func (s *Subscription) probe() (none bool) {
 	if !s.places.areFree() { // by handlers that have begun before the stop
