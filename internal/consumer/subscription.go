@@ -96,7 +96,7 @@ func New(ctx, stop context.Context, cfg Config) *Subscription {
 	base, cancelBase := context.WithCancel(context.WithoutCancel(ctx))
 	s := &Subscription{
 		cfg: cfg, logger: cfg.Logger,
-		out:  make(chan *message.Message), gate: noGate{},
+		out: make(chan *message.Message), gate: noGate{},
 		stop: own, base: base,
 		cancel: func() { unlink(); cancelStop(); cancelBase() },
 		places: newPlaces(cfg.Consume.Concurrency, &cfg.Group.held),
