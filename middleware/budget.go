@@ -3,16 +3,13 @@ package middleware
 import (
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/brake"
+	"github.com/millpond-go/millpond/internal/seam"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
@@ -55,31 +52,11 @@ type BudgetConfig struct {
 	// Default: all go through, and only retries are slowed down.
 	Probes int
 
-	// Brake stops consuming in all instances while Share keeps the budget of one of them closed;
-	// see Budget. It needs Share and excludes DeadLetter.
+	// Brake is an outage.Brake of package middleware/outage. It stops consuming in all instances
+	// while Share keeps the budget of one of them closed. It needs Share and excludes DeadLetter.
 	//
-	// Default: false, the budget of each process is its own, and consuming goes on.
-	Brake bool
-	// Name of the brake: the instances whose budgets have the same name in the same vhost stop
-	// and start together. At most 200 bytes, printable.
-	//
-	// Default: the queue of the Subscriber. A budget that serves several queues must have a name.
-	Name string
-	// Probe says how long to pause before each probe of the downstream. Its Count is one more
-	// than the probes in a row that did not succeed. A policy that ends repeats its last delay.
-	//
-	// Default: 500 ms, doubled after each failure up to 1.25 s, and up to a tenth longer.
-	Probe backoff.Policy
-	// Successes in a row let the instances consume again.
-	//
-	// Default: 3.
-	Successes int
-	// Ramp is the time in which the rate of all instances rises to the rate before the stop. After
-	// that the rate is at most a quarter higher until the queue is drained, and rises slowly while
-	// the queue does not become shorter.
-	//
-	// Default: 30 s.
-	Ramp time.Duration
+	// Default: none. The budget of each process is its own, and consuming goes on.
+	Brake seam.Maker
 	// Key returns the key of a message, for example a customer. The budget counts each key by
 	// itself. While the budget of a key is closed, messages with this key are snoozed for Delay
 	// without an attempt, one at a time probes, and all others are handled. The budget counts no
@@ -100,23 +77,12 @@ type BudgetConfig struct {
 // by it. A retry that would come too late for WithMaxAge or the message's own expiration is not
 // slowed down. It counts in a sliding window, in this process.
 //
-// With Brake, a budget that Share closes stops the queue: every Subscriber that topology.For has
-// given the DelayedRetry stops consuming, in all instances that share the Name, within a second.
-// Messages in progress are finished, and a failure among them spends no attempt. All others stay
-// in their queue. One instance at a time probes with one real message at a time, and gives its turn
-// to another one after 30 s if the handler hangs. A probe that fails spends no attempt. When enough
-// probes in a row have succeeded, all instances consume again, and their rate ramps up.
-//
-// The instances learn from each other through the broker alone. While that is not possible,
-// because the broker refuses the queues of the brake for example, the budget works as without
-// Brake, and says so once in the log.
-//
 // Many goroutines may use a Budget.
 type Budget struct {
 	cfg   BudgetConfig
 	now   func() time.Time
-	brake *brake.Brake // nil without Brake
-	keys  *budgetKeys  // nil without Key
+	brake seam.Brake  // nil without Brake
+	keys  *budgetKeys // nil without Key
 
 	mu     sync.Mutex
 	window window
@@ -127,25 +93,18 @@ type Budget struct {
 func NewBudget(cfg BudgetConfig) (*Budget, error) {
 	orDefault(&cfg.Window, 10*time.Second)
 	orDefault(&cfg.Minimum, 20)
-	orDefault(&cfg.Successes, 3)
-	orDefault(&cfg.Ramp, 30*time.Second)
 	orDefault(&cfg.Keys, 1000)
-	if cfg.Probe == nil {
-		cfg.Probe = backoff.BoundedJitter{
-			Policy: backoff.Exponential{
-				Initial: 500 * time.Millisecond, Factor: 2, Max: 1250 * time.Millisecond,
-			}, Extra: 0.1, WaitSteps: 100,
-		}
-	}
-	if err := cfg.check(); err != nil {
-		return nil, fmt.Errorf("new budget: %w", err)
-	}
 	b := &Budget{cfg: cfg, now: time.Now}
 	b.window.cfg = &b.cfg
-	if cfg.Brake {
-		b.brake = brake.New(brake.Config{
-			Name: cfg.Name, Pause: b.pause, Successes: cfg.Successes, Ramp: cfg.Ramp, Started: b.forget,
-		})
+	err := cfg.check()
+	if cfg.Brake != nil {
+		var wrong error
+		if b.brake, wrong = cfg.Brake.NewBrake(b.forget); wrong != nil {
+			err = errors.Join(err, fmt.Errorf("brake: %w", wrong))
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("new budget: %w", err)
 	}
 	if cfg.Key != nil {
 		b.keys = newBudgetKeys(b)
@@ -173,28 +132,21 @@ func (cfg *BudgetConfig) check() error {
 	refuse(!(cfg.Share >= 0 && cfg.Share < 1), "share %v is not between 0 and 1", cfg.Share)
 	for field, n := range map[string]int{
 		"minimum": cfg.Minimum, "retries": cfg.Retries, "probes": cfg.Probes,
-		"successes": cfg.Successes, "keys": cfg.Keys,
+		"keys": cfg.Keys,
 	} {
 		refuse(n < 0, "%s %d is negative", field, n)
 	}
 	refuse(cfg.Delay < 0 || cfg.Delay > backoff.MaxDelay,
 		"delay %v is not between 0 and %v", cfg.Delay, backoff.MaxDelay)
-	refuse(cfg.Ramp < 0, "ramp %v is negative", cfg.Ramp)
 	refuse(cfg.Share == 0 && cfg.Retries == 0,
 		"neither share nor retries is set: nothing would ever be over budget")
 	refuse(cfg.Probes > 0 && cfg.Share == 0, "probes are for a budget with a share")
 	refuse(cfg.DeadLetter && cfg.Probes > 0,
 		"probes snooze the messages that DeadLetter gives up: set one of the two")
-	refuse(cfg.Brake && cfg.Share == 0, "a brake is for a budget with a share")
-	refuse(cfg.Brake && cfg.DeadLetter,
+	refuse(cfg.Brake != nil && cfg.Share == 0, "a brake is for a budget with a share")
+	refuse(cfg.Brake != nil && cfg.DeadLetter,
 		"a brake keeps the messages that DeadLetter gives up: set one of the two")
-	refuse(!cfg.Brake && (cfg.Name != "" || cfg.Key != nil), "Name and Key need Brake")
-	refuse(len(cfg.Name) > 200 || !utf8.ValidString(cfg.Name) ||
-		strings.ContainsFunc(cfg.Name, func(r rune) bool { return !unicode.IsPrint(r) }),
-		"name %.300q is longer than 200 bytes or not printable", cfg.Name)
-	if err := backoff.Validate(cfg.Probe); err != nil {
-		problems = append(problems, fmt.Errorf("probe: %w", err))
-	}
+	refuse(cfg.Brake == nil && cfg.Key != nil, "Key needs Brake")
 	return errors.Join(problems...)
 }
 
@@ -227,23 +179,6 @@ func (b *Budget) stopped() bool { return b.brake != nil && b.brake.Stopped() }
 
 // inFleet reports whether other instances hear of a stop.
 func (b *Budget) inFleet() bool { return b.brake != nil && b.brake.Joined() }
-
-// pause is the pause before a probe, after so many in a row that did not succeed.
-func (b *Budget) pause(failed int) time.Duration {
-	count := failed + 1
-	if most, known := backoff.MaxRetries(b.cfg.Probe); known {
-		count = max(1, min(count, most))
-	}
-	pause := panicDelay
-	contain(func() {
-		now := b.now()
-		d, retry := backoff.Next(b.cfg.Probe, backoff.Failure{Count: count, First: now, Now: now})
-		if retry {
-			pause = d
-		}
-	})
-	return pause
-}
 
 // forget forgets all counts, because the brake has started.
 func (b *Budget) forget() {

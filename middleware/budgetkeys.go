@@ -7,7 +7,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
-	"github.com/millpond-go/millpond/internal/brake"
+	"github.com/millpond-go/millpond/internal/seam"
 )
 
 const (
@@ -86,7 +86,7 @@ func (k *budgetKeys) admit(key string) (admitted, probe bool) {
 		return false, false
 	}
 	one.next, one.own = now.Add(longestKeyProbe), now
-	k.of.brake.TellKey(brake.KeyNews{Key: key, Kind: brake.KeyProbed})
+	k.of.brake.TellKey(seam.KeyNews{Key: key, Kind: seam.KeyProbed})
 	return true, true
 }
 
@@ -116,19 +116,19 @@ func (k *budgetKeys) handled(key string, failed, probe bool) (c keyChange) {
 		}).windowSum
 		if c.stopped = one.failing; c.stopped {
 			k.stop(one, now)
-			k.of.brake.TellKey(brake.KeyNews{Key: key, Kind: brake.KeyStopped})
+			k.of.brake.TellKey(seam.KeyNews{Key: key, Kind: seam.KeyStopped})
 		}
 	case !probe:
 	case failed:
 		one.failed, one.succeeded = one.failed+1, 0
-		one.next = now.Add(k.of.pause(one.failed))
-		k.of.brake.TellKey(brake.KeyNews{Key: key, Kind: brake.KeyFailed})
+		one.next = now.Add(k.of.brake.Pause(one.failed))
+		k.of.brake.TellKey(seam.KeyNews{Key: key, Kind: seam.KeyFailed})
 	default:
 		one.failed, one.next = 0, now
-		if one.succeeded++; one.succeeded >= k.of.cfg.Successes {
+		if one.succeeded++; k.of.brake.EnoughSuccesses(one.succeeded) {
 			c.started = true
 			k.start(one)
-			k.of.brake.TellKey(brake.KeyNews{Key: key, Kind: brake.KeyStarted})
+			k.of.brake.TellKey(seam.KeyNews{Key: key, Kind: seam.KeyStarted})
 		}
 	}
 	return c
@@ -141,14 +141,14 @@ func (k *budgetKeys) undecided(key string) {
 	defer k.mu.Unlock()
 	if e, known := k.keys[key]; known {
 		one := e.Value.(*budgetKey)
-		one.next = k.of.now().Add(k.of.pause(one.failed))
+		one.next = k.of.now().Add(k.of.brake.Pause(one.failed))
 	}
 }
 
 // stop and start change a key. k.mu is held.
 func (k *budgetKeys) stop(one *budgetKey, now time.Time) {
 	one.stopped, one.failed, one.succeeded = true, 0, 0
-	one.next, one.own = now.Add(k.of.pause(0)), now
+	one.next, one.own = now.Add(k.of.brake.Pause(0)), now
 }
 
 func (k *budgetKeys) start(one *budgetKey) {
@@ -165,7 +165,7 @@ func (k *budgetKeys) isStopped(key string) bool {
 
 // heard takes the news of another instance, which any client may have published. They make no
 // stopped key forgotten, and their probes count until this instance probes with success itself.
-func (k *budgetKeys) heard(news brake.KeyNews) {
+func (k *budgetKeys) heard(news seam.KeyNews) {
 	now := k.of.now()
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -173,7 +173,7 @@ func (k *budgetKeys) heard(news brake.KeyNews) {
 	switch e, known := k.keys[news.Key]; {
 	case known:
 		one = e.Value.(*budgetKey)
-	case news.Kind == brake.KeyStopped && (k.order.Len() < k.of.cfg.Keys ||
+	case news.Kind == seam.KeyStopped && (k.order.Len() < k.of.cfg.Keys ||
 		!k.order.Back().Value.(*budgetKey).stopped):
 		one = k.get(news.Key)
 	default:
@@ -181,14 +181,14 @@ func (k *budgetKeys) heard(news brake.KeyNews) {
 	}
 	yields := one.stopped && one.succeeded == 0 && now.Sub(one.own) < longestYield
 	switch {
-	case news.Kind == brake.KeyStopped && !one.stopped:
+	case news.Kind == seam.KeyStopped && !one.stopped:
 		k.stop(one, now)
-	case news.Kind == brake.KeyProbed && yields:
+	case news.Kind == seam.KeyProbed && yields:
 		one.next = now.Add(longestKeyProbe)
-	case news.Kind == brake.KeyFailed && yields:
+	case news.Kind == seam.KeyFailed && yields:
 		one.failed++
-		one.next = now.Add(k.of.pause(one.failed))
-	case news.Kind == brake.KeyStarted && one.stopped:
+		one.next = now.Add(k.of.brake.Pause(one.failed))
+	case news.Kind == seam.KeyStarted && one.stopped:
 		k.start(one)
 	}
 }

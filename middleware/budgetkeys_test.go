@@ -10,9 +10,10 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/brake"
+	"github.com/millpond-go/millpond/internal/seam"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
+	"github.com/millpond-go/millpond/middleware/outage"
 )
 
 // customers are handled with a budget for each customer.
@@ -21,19 +22,19 @@ type customers struct {
 	h     message.HandlerFunc
 	err   error          // of the customer acme
 	calls map[string]int // of the handler
-	brake *brake.Brake
+	brake interface{ HearKey(seam.KeyNews) }
 }
 
 func newCustomers(t *testing.T) *customers {
 	t.Helper()
 	budget, err := middleware.NewBudget(middleware.BudgetConfig{
-		Share: 0.5, Minimum: 2, Brake: true, Name: "endpoints", Keys: 2,
+		Share: 0.5, Minimum: 2, Brake: outage.Brake{Name: "endpoints"}, Keys: 2,
 		Key: func(msg *message.Message) string { return msg.Metadata.Get("customer") },
 	})
 	require.NoError(t, err)
 	c := &customers{t: t, err: errors.New("connection refused"), calls: map[string]int{}}
 	retry := newRetry(t, middlewaretest.NewBroker(), middleware.WithBudget(budget))
-	c.brake = retry.Brakes()[0]
+	c.brake = retry.Brakes()[0].(interface{ HearKey(seam.KeyNews) })
 	c.h = retry.Middleware(middlewaretest.Consumer(func(msg *message.Message) error {
 		customer := msg.Metadata.Get("customer")
 		c.calls[customer]++
@@ -83,18 +84,18 @@ func TestForgedNewsOfKeys(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c := newCustomers(t)
-		forge := func(key string, kinds ...brake.KeyKind) {
+		forge := func(key string, kinds ...seam.KeyKind) {
 			for _, kind := range kinds {
-				c.brake.HearKey(brake.KeyNews{Key: key, Kind: kind})
+				c.brake.HearKey(seam.KeyNews{Key: key, Kind: kind})
 			}
 		}
 		for i := range 1000 {
-			forge(strconv.Itoa(i), brake.KeyStarted, brake.KeyProbed, brake.KeyFailed)
+			forge(strconv.Itoa(i), seam.KeyStarted, seam.KeyProbed, seam.KeyFailed)
 		}
 		require.False(t, c.deliver("acme"), "the key is forgotten")
 		require.True(t, c.deliver("globex"))
 		for i := range 1000 {
-			forge(strconv.Itoa(i), brake.KeyStopped)
+			forge(strconv.Itoa(i), seam.KeyStopped)
 		}
 		require.False(t, c.deliver("acme"), "the key is forgotten")
 
@@ -102,12 +103,12 @@ func TestForgedNewsOfKeys(t *testing.T) {
 		handled := 0
 		for range 20 {
 			time.Sleep(25 * time.Second)
-			forge("acme", brake.KeyFailed, brake.KeyProbed)
+			forge("acme", seam.KeyFailed, seam.KeyProbed)
 			for range 3 {
 				if c.deliver("acme") {
 					handled++
 				}
-				forge("acme", brake.KeyFailed, brake.KeyProbed)
+				forge("acme", seam.KeyFailed, seam.KeyProbed)
 			}
 		}
 		require.GreaterOrEqual(t, handled, 3)

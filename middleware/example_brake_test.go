@@ -10,6 +10,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
+	"github.com/millpond-go/millpond/middleware/outage"
 )
 
 // Every instance that calls the payment provider has a budget with this name. While more than half
@@ -17,7 +18,7 @@ import (
 // probes.
 func ExampleNewBudget_brake() {
 	budget, err := middleware.NewBudget(middleware.BudgetConfig{
-		Share: 0.5, Brake: true, Name: "payments", Ramp: time.Minute,
+		Share: 0.5, Brake: outage.Brake{Name: "payments", Ramp: time.Minute},
 	})
 	if err != nil {
 		fmt.Println(err)
@@ -39,7 +40,7 @@ func ExampleNewBudget_brake() {
 // Each customer has an endpoint. When one endpoint is out, the messages for it are set aside.
 func ExampleNewBudget_key() {
 	budget, err := middleware.NewBudget(middleware.BudgetConfig{
-		Share: 0.5, Minimum: 2, Brake: true, Name: "endpoints",
+		Share: 0.5, Minimum: 2, Brake: outage.Brake{Name: "endpoints"},
 		Key: func(msg *message.Message) string { return msg.Metadata.Get("customer") },
 	})
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/brake"
 	"github.com/millpond-go/millpond/internal/nils"
+	"github.com/millpond-go/millpond/internal/seam"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
@@ -65,8 +65,8 @@ type spending struct {
 }
 
 // Brakes returns the brakes of the budgets. topology.For gives them to the Subscriber.
-func (r *DelayedRetry) Brakes() []*brake.Brake {
-	var all []*brake.Brake
+func (r *DelayedRetry) Brakes() []seam.Brake {
+	var all []seam.Brake
 	for _, b := range r.budgets {
 		if b.brake != nil {
 			all = append(all, b.brake)

@@ -17,6 +17,7 @@ import (
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
+	"github.com/millpond-go/millpond/middleware/outage"
 )
 
 // spender is a handler with a budget and a log of what became of its failures.
@@ -194,19 +195,22 @@ func TestBadBudgets(t *testing.T) {
 	} {
 		assert.ErrorContains(t, err, want)
 	}
+	broken := func(b outage.Brake) middleware.BudgetConfig {
+		return middleware.BudgetConfig{Share: 0.5, Brake: b}
+	}
 	for want, cfg := range map[string]middleware.BudgetConfig{
 		"neither share nor retries":            {},
 		"with a share":                         {Retries: 1, Probes: 1},
 		"set one":                              {Share: 0.5, Probes: 1, DeadLetter: true},
-		"a brake is for a budget with a share": {Retries: 1, Brake: true},
-		"a brake keeps the messages":           {Share: 0.5, Brake: true, DeadLetter: true},
-		"Name and Key need Brake":              {Share: 0.5, Name: "payments"},
-		"not printable":                        {Share: 0.5, Brake: true, Name: "pay\nments"},
-		"longer than 200 bytes":                {Share: 0.5, Brake: true, Name: strings.Repeat("n", 201)},
-		"ramp -1s is negative":                 {Share: 0.5, Brake: true, Ramp: -time.Second},
-		"successes -1":                         {Share: 0.5, Brake: true, Successes: -1},
-		"keys -1":                              {Share: 0.5, Brake: true, Keys: -1},
-		"probe: backoff.Exponential":           {Share: 0.5, Brake: true, Probe: backoff.Exponential{}},
+		"a brake is for a budget with a share": {Retries: 1, Brake: outage.Brake{}},
+		"a brake keeps the messages":           {Share: 0.5, Brake: outage.Brake{}, DeadLetter: true},
+		"Key needs Brake":                      {Share: 0.5, Key: func(*message.Message) string { return "" }},
+		"not printable":                        broken(outage.Brake{Name: "pay\nments"}),
+		"longer than 200 bytes":                broken(outage.Brake{Name: strings.Repeat("n", 201)}),
+		"ramp -1s is negative":                 broken(outage.Brake{Ramp: -time.Second}),
+		"successes -1":                         broken(outage.Brake{Successes: -1}),
+		"keys -1":                              {Share: 0.5, Brake: outage.Brake{}, Keys: -1},
+		"brake: probe: backoff.Exponential":    broken(outage.Brake{Probe: backoff.Exponential{}}),
 	} {
 		if _, err := middleware.NewBudget(cfg); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %s", err, want)
@@ -226,7 +230,7 @@ func TestBadBudgets(t *testing.T) {
 	assert.ErrorContains(t, err, "WithBudget: budget is nil")
 	byKey := func() middleware.Option {
 		keyed, err := middleware.NewBudget(middleware.BudgetConfig{
-			Share: 0.5, Brake: true, Key: func(*message.Message) string { return "" },
+			Share: 0.5, Brake: outage.Brake{}, Key: func(*message.Message) string { return "" },
 		})
 		require.NoError(t, err)
 		return middleware.WithBudget(keyed)
@@ -314,8 +318,8 @@ func TestBudgetByKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		customer := "a"
 		s := newSpender(t, middleware.BudgetConfig{
-			Share: 0.5, Minimum: 2, Brake: true, Successes: 2,
-			Probe: backoff.Constant{Interval: time.Second},
+			Share: 0.5, Minimum: 2,
+			Brake: outage.Brake{Successes: 2, Probe: backoff.Constant{Interval: time.Second}},
 			Key: func(*message.Message) string {
 				if customer == "panic" {
 					panic("no customer")
@@ -357,7 +361,7 @@ func TestBudgetForgetsKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		customer := "a"
 		s := newSpender(t, middleware.BudgetConfig{
-			Share: 0.5, Minimum: 2, Brake: true, Keys: 2,
+			Share: 0.5, Minimum: 2, Brake: outage.Brake{}, Keys: 2,
 			Key: func(*message.Message) string { return customer },
 		})
 		s.expect(errBoom, "1s", "1m0s", "held back 1m0s")
@@ -374,7 +378,7 @@ func TestBrakeWithoutFleet(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSpender(t, middleware.BudgetConfig{
-			Share: 0.5, Minimum: 2, Brake: true, Name: "payments", Probes: 1,
+			Share: 0.5, Minimum: 2, Brake: outage.Brake{Name: "payments"}, Probes: 1,
 		})
 		s.expect(errBoom, "1s", "1m0s", "1m0s", "held back 1m0s")
 		require.True(t, s.budget.Closed())

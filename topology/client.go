@@ -16,7 +16,6 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/audit"
-	"github.com/millpond-go/millpond/internal/brake"
 	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/nils"
@@ -47,7 +46,6 @@ type Client struct {
 	watched     map[string]bool // stranded queues
 	subscribers map[*Subscriber]struct{}
 	publishers  map[*Publisher]struct{}
-	crews       map[*brake.Brake]*crew
 	hooks       []func(context.Context, middleware.DeadLetter) // of OnDeadLetter
 }
 
@@ -118,7 +116,6 @@ func open(
 		},
 		subscribers: make(map[*Subscriber]struct{}),
 		publishers:  make(map[*Publisher]struct{}),
-		crews:       make(map[*brake.Brake]*crew),
 	}, nil
 }
 

@@ -11,9 +11,9 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/brake"
 	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/internal/seam"
 	"github.com/millpond-go/millpond/middleware"
 )
 
@@ -193,7 +193,7 @@ type subscriberOptions struct {
 	prefetch       int // 0: as Qos says
 	handlerWarning time.Duration
 	timestamps     consumer.TimestampWindow
-	brakes         []*brake.Brake                                 // of For
+	brakes         []seam.Brake                                   // of For
 	hooks          []func(context.Context, middleware.DeadLetter) // of For
 	named          bool                                           // For has named the hooks
 	// consumerTimeout of the broker; 0: not said.

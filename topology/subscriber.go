@@ -154,7 +154,7 @@ func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 	s.wg.Add(1)
 	s.mu.Unlock()
 
-	leave, err := s.client.joinFleets(ctx, s.opts.brakes, plan.Queue)
+	leave, err := s.client.joinBrakes(ctx, s.opts.brakes, plan.Queue)
 	var run func()
 	if err == nil {
 		if run, err = sub.Begin(); err != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
+	outages "github.com/millpond-go/millpond/middleware/outage"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -165,7 +166,7 @@ func (s outageService) budget() (b *middleware.Budget, probing func() bool, err 
 		}
 		return b, b.Closed, nil
 	case brake:
-		cfg.Brake, cfg.Name, cfg.Ramp = true, s.Queue, s.Ramp
+		cfg.Brake = outages.Brake{Name: s.Queue, Ramp: s.Ramp}
 		b, err := middleware.NewBudget(cfg)
 		if err != nil {
 			return nil, nil, err

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/seam"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
@@ -39,8 +40,8 @@ type Brake struct {
 	pace    atomic.Pointer[pace]
 	whole   atomic.Pointer[pace] // of queues with one active consumer
 	trips   chan struct{}        // has a value when the brake has tripped
-	keyNews chan KeyNews
-	heard   func(KeyNews)
+	keyNews chan seam.KeyNews
+	heard   func(seam.KeyNews)
 	setting sync.Mutex // changes of the state are told in their order
 
 	mu        sync.Mutex
@@ -61,7 +62,7 @@ type Brake struct {
 // New returns a brake that has not joined a fleet. It never stops before it has.
 func New(cfg Config) *Brake {
 	return &Brake{
-		cfg: cfg, trips: make(chan struct{}, 1), keyNews: make(chan KeyNews, mostKeyNews),
+		cfg: cfg, trips: make(chan struct{}, 1), keyNews: make(chan seam.KeyNews, mostKeyNews),
 		state: header.BrakeState{Name: cfg.Name}, tell: func(header.BrakeState, bool) {},
 	}
 }

@@ -64,7 +64,7 @@ func (t *ticket) close() {
 	t.of.open = slices.DeleteFunc(t.of.open, func(other *ticket) bool { return other == t })
 }
 
-// Seat is the place of one Subscription at its brakes: its consumer.Gate.
+// Seat is the place of one Subscription at its brakes: its seam.Gate.
 type Seat struct {
 	brakes  []*Brake
 	tickets chan *ticket

@@ -44,6 +44,7 @@ import (
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/observe"
 	"github.com/millpond-go/millpond/internal/publisher"
+	"github.com/millpond-go/millpond/internal/seam"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology/wait"
@@ -93,8 +94,8 @@ type Config struct {
 	// Prepare declares and checks everything before consuming begins. The function returns how
 	// long a delivery may be held under a consumer timeout of the broker.
 	Prepare func(context.Context, *link.Conn, func(time.Duration) time.Duration) (Limits, error)
-	// Gate returns a Gate. Default: one that is never shut
-	Gate func() Gate
+	// Gate returns a gate. Default: one that is never shut
+	Gate func() seam.Gate
 	// Order keeps the messages of each key in their order. Default: no order
 	Order *Order
 	// CanStore reports what keeps messages from being stored, as far as that can be told

@@ -18,27 +18,7 @@ const (
 	startSpread = 100 * time.Millisecond
 )
 
-// Gate decides when a queue is consumed and when its next handler begins. A Subscription is given
-// one when it begins, and leaves it at its end. Its methods may be called by many goroutines.
-type Gate interface {
-	// Shut returns a channel that is closed while the queue must not be consumed.
-	Shut() <-chan struct{}
-	// Await waits while the gate is shut, and reports whether it has. Meanwhile it may call take,
-	// which handles one message and reports whether there was none, and rest, which ends what take
-	// has kept for the next call. It calls rest before it returns.
-	Await(stop <-chan struct{}, take func() (none bool), rest func()) (waited bool)
-	// Later returns how long the next handler must wait; 0 if it may begin now.
-	Later() time.Duration
-	// Start counts a handler that begins with a message that has arrived at a time. The result is
-	// nil, or must be told how many messages the queue has.
-	Start(arrived time.Time) (look func(ready int))
-	// SetOneActive says whether one process at a time consumes the queue.
-	SetOneActive(one bool)
-	// Leave ends the use of the gate.
-	Leave()
-}
-
-// noGate is a Gate that is never shut.
+// noGate is a seam.Gate that is never shut.
 type noGate struct{}
 
 func (noGate) Shut() <-chan struct{}                                  { return nil }

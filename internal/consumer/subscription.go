@@ -14,6 +14,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/internal/seam"
 )
 
 const (
@@ -41,7 +42,7 @@ type Subscription struct {
 	places  *places        // of the messages in progress
 	wg      sync.WaitGroup // messages in progress and channels being closed
 	workers *workers
-	gate    Gate
+	gate    seam.Gate
 	limits  Limits // of the last consumer
 
 	lastRejects pastRejects

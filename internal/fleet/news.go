@@ -10,7 +10,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/millpond-go/millpond/internal/brake"
+	"github.com/millpond-go/millpond/internal/seam"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
@@ -23,7 +23,7 @@ func (s *session) hear(d amqp.Delivery) error {
 		return s.refuse(d)
 	}
 	if d.Type == keyNews {
-		var news brake.KeyNews
+		var news seam.KeyNews
 		if json.Unmarshal(d.Body, &news) == nil {
 			s.Brake.HearKey(news)
 		}
@@ -232,10 +232,10 @@ func (s *session) merge(state *header.BrakeState) {
 	state.Rate, state.Members = min(mostRate, max(state.Rate, sum)), max(state.Members, len(s.rates))
 }
 
-// keyNews is the type of the news of one key. Its body is a brake.KeyNews.
+// keyNews is the type of the news of one key. Its body is a seam.KeyNews.
 const keyNews = "key"
 
-func (s *session) tellKey(news brake.KeyNews) {
+func (s *session) tellKey(news seam.KeyNews) {
 	body, err := json.Marshal(news)
 	if err == nil {
 		_ = s.ch.Publish(Prefix+s.name, "", false, false, amqp.Publishing{

@@ -24,6 +24,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/outage"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -143,6 +144,7 @@ type plan struct {
 	name        string // of the brake
 	concurrency int
 	budget      func(*middleware.BudgetConfig)
+	brake       func(*outage.Brake)
 	strategy    topology.Strategy
 	arguments   amqp.Table // of the queue; default: a quorum queue
 	heartbeat   time.Duration
@@ -154,13 +156,16 @@ type plan struct {
 
 // start starts an instance that calls the downstream with each message.
 func (p plan) start(name, downstream string) (*instance, error) {
-	cfg := middleware.BudgetConfig{
-		Share: 0.5, Minimum: 4, Delay: time.Second, Brake: true, Name: p.name,
-		Ramp: 500 * time.Millisecond,
+	brake := outage.Brake{
+		Name: p.name, Ramp: 500 * time.Millisecond,
 		Probe: backoff.Exponential{
 			Initial: 100 * time.Millisecond, Factor: 2, Max: 400 * time.Millisecond,
 		},
 	}
+	if p.brake != nil {
+		p.brake(&brake)
+	}
+	cfg := middleware.BudgetConfig{Share: 0.5, Minimum: 4, Delay: time.Second, Brake: brake}
 	if p.budget != nil {
 		p.budget(&cfg)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/outage"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -30,10 +31,12 @@ func newOrderedFleet(t *testing.T, p plan) *fleet {
 // for a message, when they are due, then the instance that may probe leads the queue.
 func TestManyInstancesProbeALine(t *testing.T) {
 	t.Parallel()
-	f := newOrderedFleet(t, plan{budget: func(cfg *middleware.BudgetConfig) {
-		cfg.Delay = 20 * time.Second
-		cfg.Probe = backoff.Constant{Interval: 500 * time.Millisecond}
-	}})
+	f := newOrderedFleet(t, plan{
+		budget: func(cfg *middleware.BudgetConfig) { cfg.Delay = 20 * time.Second },
+		brake: func(b *outage.Brake) {
+			b.Probe = backoff.Constant{Interval: 500 * time.Millisecond}
+		},
+	})
 	for range 12 {
 		f.add()
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/outage"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -31,8 +32,8 @@ func TestTwoHundredSubscribersStop(t *testing.T) {
 	observers := make([]*events, clients)
 	for i := range clients {
 		cfg := middleware.BudgetConfig{
-			Share: 0.5, Minimum: 4, Delay: time.Minute, Brake: true, Name: f.name,
-			Probe: backoff.Constant{Interval: time.Minute},
+			Share: 0.5, Minimum: 4, Delay: time.Minute,
+			Brake: outage.Brake{Name: f.name, Probe: backoff.Constant{Interval: time.Minute}},
 		}
 		var err error
 		budgets[i], err = middleware.NewBudget(cfg)
@@ -194,7 +195,7 @@ func TestQueuesShareABrake(t *testing.T) {
 	f.awaitHandled()
 
 	budget, err := middleware.NewBudget(middleware.BudgetConfig{
-		Share: 0.5, Delay: time.Second, Brake: true,
+		Share: 0.5, Delay: time.Second, Brake: outage.Brake{},
 	})
 	require.NoError(t, err)
 	client := rig.OpenClient(t, f.url, topology.PerQueue{})
@@ -211,7 +212,7 @@ func TestQueuesShareABrake(t *testing.T) {
 	_, err = sub.Subscribe(context.Background(), one)
 	require.NoError(t, err)
 	_, err = sub.Subscribe(context.Background(), two)
-	rig.RequireTexts(t, err, "a Budget with Brake serves queue", two, "give its BudgetConfig a Name")
+	rig.RequireTexts(t, err, "a Budget with Brake serves queue", two, "give its outage.Brake a Name")
 }
 
 // Given a budget with a key, when the messages of one customer fail, then they are set aside
@@ -284,7 +285,7 @@ func TestABudgetIsChosenByTheError(t *testing.T) {
 	mail := f.name + ".mail"
 	f.removeBrake(mail)
 	budget, err := middleware.NewBudget(middleware.BudgetConfig{
-		Share: 0.5, Minimum: 4, Delay: time.Second, Brake: true, Name: mail,
+		Share: 0.5, Minimum: 4, Delay: time.Second, Brake: outage.Brake{Name: mail},
 	})
 	require.NoError(t, err)
 	f.plan.only = []middleware.Selector{{Error: middleware.RetryableIf(func(err error) bool {

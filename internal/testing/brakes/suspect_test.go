@@ -9,7 +9,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/outage"
 )
 
 // Given a suspect of the crash guard at the head of the queue, when the brake probes, then the
@@ -18,7 +18,7 @@ func TestASuspectIsProbed(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, plan{
 		arguments: amqp.Table{},
-		budget:    func(cfg *middleware.BudgetConfig) { cfg.Successes = 2 },
+		brake:     func(b *outage.Brake) { b.Successes = 2 },
 	})
 	f.add()
 	operator := rig.OpenOperator(t, f.url)

@@ -22,6 +22,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/middleware/outage"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -411,7 +412,8 @@ func TestABrakeKeepsTheOrder(t *testing.T) {
 	var handled bodies
 	var up atomic.Bool
 	budget, err := middleware.NewBudget(middleware.BudgetConfig{
-		Share: 0.5, Minimum: 4, Delay: time.Second, Brake: true, Ramp: 500 * time.Millisecond,
+		Share: 0.5, Minimum: 4, Delay: time.Second,
+		Brake: outage.Brake{Ramp: 500 * time.Millisecond},
 	})
 	require.NoError(t, err)
 	queue, url := testbroker.Queue(t), testbroker.URL(t)
