@@ -47,7 +47,7 @@ func (c *Client) joinBrakes(
 	return leave, nil
 }
 
-// host is what this Client gives its brakes.
+// host returns this Client for its brakes.
 func (c *Client) host() seam.Host {
 	return seam.Host{
 		Owner: c, Link: c.link, Instance: c.instance(), Logger: c.opts.logger,
@@ -73,7 +73,7 @@ func (c *Client) instance() string {
 	return fmt.Sprintf("%s@%s/%d-%04x", c.opts.name, host, os.Getpid(), rand.N(1<<16))
 }
 
-// gate returns what lets the brakes stop a queue.
+// gate returns the function that makes the gate of a queue; nil without brakes.
 func (o *subscriberOptions) gate() func() seam.Gate {
 	if len(o.brakes) == 0 {
 		return nil

@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
@@ -48,5 +50,18 @@ func TestReadmeSampleRuns(t *testing.T) {
 		"orders", "orders.wait.2s", "orders.wait.5s", "orders.wait.15s", "orders.dlq",
 	} {
 		require.Equal(t, 0, testbroker.Depth(t, url, queue), queue)
+	}
+}
+
+// A program that uses none of the optional abilities links none of them.
+func TestBasicLinksNoRoom(t *testing.T) {
+	t.Parallel()
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", ".").Output()
+	require.NoError(t, err)
+	linked := strings.Fields(string(out))
+	const module = "github.com/millpond-go/millpond"
+	require.Contains(t, linked, module+"/internal/consumer")
+	for _, room := range []string{"/middleware/outage", "/internal/brake", "/internal/fleet"} {
+		require.NotContains(t, linked, module+room)
 	}
 }

@@ -94,7 +94,7 @@ type Config struct {
 	// Prepare declares and checks everything before consuming begins. The function returns how
 	// long a delivery may be held under a consumer timeout of the broker.
 	Prepare func(context.Context, *link.Conn, func(time.Duration) time.Duration) (Limits, error)
-	// Gate returns a gate. Default: one that is never shut
+	// Gate returns the gate of the queue. Default: it is never shut
 	Gate func() seam.Gate
 	// Order keeps the messages of each key in their order. Default: no order
 	Order *Order

@@ -1,6 +1,6 @@
-// Package seam has what the core asks of a brake, so that a program without one links none:
-// middleware judges its messages, topology lets it join the other instances, and consumer asks its
-// Gate.
+// Package seam is where a brake plugs into the core, so that a program without a brake links none:
+// middleware asks a Brake about its messages, topology lets it join the other instances, and
+// consumer asks a Gate.
 package seam
 
 import (
@@ -69,7 +69,7 @@ type Brake interface {
 	Gate(all []Brake) Gate
 }
 
-// Host is what a Client gives a brake.
+// Host is the Client of a brake.
 type Host struct {
 	Owner        any // a brake has one at a time
 	Link         *link.Link
