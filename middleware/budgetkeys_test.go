@@ -12,6 +12,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/seam"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/budget"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 	"github.com/millpond-go/millpond/middleware/outage"
 )
@@ -27,7 +28,7 @@ type customers struct {
 
 func newCustomers(t *testing.T) *customers {
 	t.Helper()
-	budget, err := middleware.NewBudget(middleware.BudgetConfig{
+	budget, err := budget.New(budget.Config{
 		Share: 0.5, Minimum: 2, Brake: outage.Brake{Name: "endpoints"}, Keys: 2,
 		Key: func(msg *message.Message) string { return msg.Metadata.Get("customer") },
 	})

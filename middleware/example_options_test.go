@@ -12,35 +12,28 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/budget"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
 // One budget for all handlers that call the same downstream. Here every delivery fails: the first
 // window grants two retries, and further retries wait as long as the budget says.
-func ExampleNewBudget() {
-	budget, err := middleware.NewBudget(middleware.BudgetConfig{
+func ExampleWithBudget() {
+	shared, err := budget.New(budget.Config{
 		Window: time.Hour, Retries: 2, Delay: 5 * time.Minute,
 	})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	run(func(*message.Message) error { return errNoStock }, middleware.WithBudget(budget),
+	var of middleware.Budget = shared
+	run(func(*message.Message) error { return errNoStock }, middleware.WithBudget(of),
 		middleware.WithMaxAttempts(5))
-	fmt.Println("closed:", budget.Closed())
+	fmt.Println("closed:", shared.Closed())
 	// Output:
 	// dead-lettered (exhausted) after 5 attempts, delays 1s 10s 5m0s 8m20s
 	// closed: true
-}
-
-func ExampleNewBudget_invalid() {
-	_, err := middleware.NewBudget(middleware.BudgetConfig{Window: time.Millisecond, Probes: 1})
-	fmt.Println(err)
-	// Output:
-	// new budget: window 1ms is shorter than 10ms
-	// neither share nor retries is set: nothing would ever be over budget
-	// probes are for a budget with a share
 }
 
 // net/http quotes the URL of a request that failed, with the secrets in it.

@@ -320,11 +320,3 @@ func ExampleAttached() {
 	fmt.Println(middleware.DeliveryOf(msg.Context(), msg).Queue, attached.Unsettled())
 	// Output: orders false
 }
-
-// Handlers that share a downstream share a Budget.
-func ExampleBudget() {
-	var budget *middleware.Budget
-	budget, err := middleware.NewBudget(middleware.BudgetConfig{Share: 0.5})
-	fmt.Println(budget.Closed(), err)
-	// Output: false <nil>
-}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/budget"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
@@ -421,7 +422,7 @@ func TestEventsOfABudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told events
 		s := newSpender(
-			t, middleware.BudgetConfig{Share: 0.5, Minimum: 2, Probes: 1}, withObserver(&told),
+			t, budget.Config{Share: 0.5, Minimum: 2, Probes: 1}, withObserver(&told),
 		)
 		s.expect(errBoom, "1s", "1m0s")
 		told.want(t, middleware.EventRetried, middleware.EventBudgetClosed, middleware.EventRetried)

@@ -20,8 +20,12 @@ var (
 	errKeyStopped = errors.New("too many deliveries with this key have failed")
 )
 
-// WithBudget slows retries down, gives them up, or stops consuming, while they are over budget;
-// see Budget. Handlers that call the same downstream service may share a budget, also in several
+// Budget says whether deliveries and retries have cost a downstream service enough: a *budget.Budget
+// of package middleware/budget.
+type Budget interface{ Seam() seam.Budget }
+
+// WithBudget slows retries down, gives them up, or stops consuming, while they are over budget; see
+// budget.Budget. Handlers that call the same downstream service may share a budget, also in several
 // DelayedRetry.
 //
 // Selectors name the failures that count against the budget: a failure must match one. A
@@ -30,12 +34,12 @@ var (
 // the services that it calls for example. At most one of them has a Key.
 //
 // Default: every retry comes after the delay of its policy.
-func WithBudget(budget *Budget, only ...Selector) Option {
+func WithBudget(budget Budget, only ...Selector) Option {
 	return func(s *settings) error {
-		if budget == nil {
+		if nils.Is(budget) {
 			return errors.New("WithBudget: budget is nil")
 		}
-		spent := spending{Budget: budget}
+		spent := spending{Budget: budget.Seam()}
 		for _, selector := range only {
 			if selector.empty() {
 				return errors.New("WithBudget: a selector is empty: leave it out")
@@ -45,11 +49,10 @@ func WithBudget(budget *Budget, only ...Selector) Option {
 			}
 			spent.only = append(spent.only, rule{Selector: selector})
 		}
-		if slices.ContainsFunc(s.budgets, func(other spending) bool { return other.Budget == budget }) {
+		if slices.ContainsFunc(s.budgets, func(other spending) bool { return other.Budget == spent.Budget }) {
 			return errors.New("WithBudget: the same budget is given twice: give it all selectors at once")
 		}
-		if budget.keys != nil &&
-			slices.ContainsFunc(s.budgets, func(other spending) bool { return other.keys != nil }) {
+		if spent.Keyed() && slices.ContainsFunc(s.budgets, spending.keyed) {
 			return errors.New("WithBudget: a second budget has a Key")
 		}
 		s.budgets = append(s.budgets, spent)
@@ -59,17 +62,25 @@ func WithBudget(budget *Budget, only ...Selector) Option {
 
 // spending is a budget as one DelayedRetry spends it.
 type spending struct {
-	*Budget
+	seam.Budget
 	only []rule        // empty: everything counts
 	slow time.Duration // the delay of a retry that is over budget
+}
+
+func (b spending) keyed() bool { return b.Keyed() }
+
+// brakeStopped reports whether the brake is stopped.
+func (b *spending) brakeStopped() bool {
+	brake := b.Brake()
+	return brake != nil && brake.Stopped()
 }
 
 // Brakes returns the brakes of the budgets. topology.For gives them to the Subscriber.
 func (r *DelayedRetry) Brakes() []seam.Brake {
 	var all []seam.Brake
 	for _, b := range r.budgets {
-		if b.brake != nil {
-			all = append(all, b.brake)
+		if brake := b.Brake(); brake != nil {
+			all = append(all, brake)
 		}
 	}
 	return all
@@ -79,14 +90,14 @@ func (r *DelayedRetry) Brakes() []seam.Brake {
 func (s *settings) checkBudgets() error {
 	for i := range s.budgets {
 		b := &s.budgets[i]
-		b.slow = b.cfg.Delay
-		if b.slow > 0 || b.cfg.DeadLetter {
+		b.slow = b.Delay()
+		if b.slow > 0 || b.GivesUp() {
 			continue
 		}
 		var known bool
 		if b.slow, known = longest(s.limits.policies()); !known {
 			return errors.New("WithBudget: a policy cannot list its delays, so the longest is not " +
-				"known: set Delay of the BudgetConfig")
+				"known: set Delay of the budget.Config")
 		}
 	}
 	return nil
@@ -139,17 +150,16 @@ func (a *attempt) holdBack() *outcome {
 	at := a.placeForBudgets()
 	for i := range a.r.budgets {
 		b := &a.r.budgets[i]
-		why, admitted := errOverBudget, true
-		switch {
-		case !b.isFor(at):
-		case b.keys != nil:
-			a.key, why = b.keyOf(a.d.msg), errKeyStopped
-			admitted, a.keyProbe = b.keys.admit(a.key)
-		case b.cfg.Probes > 0 && !b.inFleet():
-			var change budgetChange
-			admitted, change = b.admit()
-			a.reportBudget(change)
+		if !b.isFor(at) {
+			continue
 		}
+		why := errOverBudget
+		if b.Keyed() {
+			a.key, why = b.Key(a.d.msg), errKeyStopped
+		}
+		admitted, probe, change := b.Admit(a.key)
+		a.keyProbe = a.keyProbe || probe
+		a.reportBudget(b, change)
 		if !admitted {
 			if o := a.setAside(b.slow, why); o != nil {
 				return o
@@ -185,14 +195,9 @@ func (a *attempt) countHandled() {
 
 // count counts a delivery in one budget.
 func (a *attempt) count(b *spending, failed bool) {
-	if b.keys == nil {
-		a.reportBudget(b.handled(failed, a.d.Probe))
-		return
-	}
-	if b.stopped() && a.d.Probe { // an operator has stopped it
-		b.brake.Judge(!failed)
-	}
-	a.reportKey(b, b.keys.handled(a.key, failed, a.keyProbe))
+	a.reportBudget(b, b.Handled(seam.Handled{
+		Key: a.key, Failed: failed, Probe: a.d.Probe, KeyProbe: a.keyProbe,
+	}))
 }
 
 // countFailed counts a failure in all budgets. If a brake is stopped that the failure counts
@@ -205,15 +210,15 @@ func (f *failed) countFailed(seen *failure) (slow time.Duration, stopped bool) {
 			continue
 		}
 		blamed := retryable && b.blames(f.at, f.err)
-		if !blamed && b.keys != nil && f.keyProbe {
-			b.keys.undecided(f.key)
+		if !blamed && b.Keyed() && f.keyProbe {
+			b.Undecided(f.key)
 			continue
 		}
-		if !blamed && f.d.Probe && b.stopped() {
+		if !blamed && f.d.Probe && b.brakeStopped() {
 			continue // it does not show that the downstream works
 		}
 		f.count(b, blamed)
-		if blamed && (b.stopped() || b.keys != nil && b.keys.isStopped(f.key)) {
+		if blamed && b.Stopped(f.key) {
 			slow, stopped = max(slow, b.slow), true
 		}
 	}
@@ -224,16 +229,16 @@ func (f *failed) countFailed(seen *failure) (slow time.Duration, stopped bool) {
 func (f *failed) spend(seen failure, o *outcome) {
 	for i := range f.r.budgets {
 		b := &f.r.budgets[i]
-		if b.keys != nil || !b.isFor(f.at) || !b.blames(f.at, f.err) {
+		if b.Keyed() || !b.isFor(f.at) || !b.blames(f.at, f.err) {
 			continue
 		}
-		granted, change := b.grant()
-		f.reportBudget(change)
+		granted, change := b.Grant()
+		f.reportBudget(b, change)
 		if granted {
 			continue
 		}
 		o.overBudget = true
-		if b.cfg.DeadLetter {
+		if b.GivesUp() {
 			o.reason, o.delay = header.ReasonOverBudget, 0
 			return
 		}
@@ -245,13 +250,17 @@ func (f *failed) spend(seen failure, o *outcome) {
 }
 
 // reportBudget tells of a budget that has closed or opened with this message.
-func (a *attempt) reportBudget(c budgetChange) {
-	if !c.changed {
+func (a *attempt) reportBudget(b *spending, c seam.Change) {
+	if !c.Closed && !c.Opened {
 		return
 	}
-	fields := watermill.LogFields{"deliveries": c.deliveries, "failed": c.failed, "retries": c.retries}
+	if b.Keyed() {
+		a.reportKey(b, c)
+		return
+	}
+	fields := watermill.LogFields{"deliveries": c.Deliveries, "failed": c.Failed, "retries": c.Retries}
 	kind := EventBudgetOpened
-	if c.closed {
+	if c.Closed {
 		kind = EventBudgetClosed
 		a.r.logger.Error("Retry budget is closed", errOverBudget, fields)
 	} else {
@@ -263,15 +272,12 @@ func (a *attempt) reportBudget(c budgetChange) {
 }
 
 // reportKey tells of a key that has stopped or started with this message.
-func (a *attempt) reportKey(b *spending, c keyChange) {
-	if !c.stopped && !c.started {
-		return
-	}
-	fields := watermill.LogFields{"brake": b.State().Name, "key": a.key}
-	if c.started {
+func (a *attempt) reportKey(b *spending, c seam.Change) {
+	fields := watermill.LogFields{"brake": b.Brake().State().Name, "key": a.key}
+	if c.Opened {
 		a.r.logger.Info("Messages with this key are handled again", fields)
 		return
 	}
 	a.r.logger.Error("Messages with this key are set aside: too many of them fail", errKeyStopped,
-		fields.Add(watermill.LogFields{"deliveries": c.deliveries, "failed": c.failed}))
+		fields.Add(watermill.LogFields{"deliveries": c.Deliveries, "failed": c.Failed}))
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/budget"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 	"github.com/millpond-go/millpond/middleware/outage"
@@ -23,7 +24,7 @@ import (
 // spender is a handler with a budget and a log of what became of its failures.
 type spender struct {
 	t       *testing.T
-	budget  *middleware.Budget
+	budget  *budget.Budget
 	broker  *middlewaretest.Broker
 	retry   *middleware.DelayedRetry
 	logger  *watermill.CaptureLoggerAdapter
@@ -31,9 +32,9 @@ type spender struct {
 }
 
 // newSpender has the policy 1s 1m.
-func newSpender(t *testing.T, cfg middleware.BudgetConfig, options ...middleware.Option) *spender {
+func newSpender(t *testing.T, cfg budget.Config, options ...middleware.Option) *spender {
 	t.Helper()
-	budget, err := middleware.NewBudget(cfg)
+	budget, err := budget.New(cfg)
 	require.NoError(t, err)
 	s := &spender{t: t, budget: budget, broker: newBroker(), logger: watermill.NewCaptureLogger()}
 	options = append(options, middleware.WithBudget(budget), withLogger(s.logger))
@@ -80,7 +81,7 @@ func (s *spender) expect(err error, want ...string) {
 func TestBudgetClosesWithTheShareOfFailures(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := newSpender(t, middleware.BudgetConfig{Share: 0.5, Minimum: 4})
+		s := newSpender(t, budget.Config{Share: 0.5, Minimum: 4})
 		s.expect(errBoom, "1s", "1s", "1s", "1m0s", "1m0s") // the fourth failure closes it
 		s.expect(middleware.Permanent(errBoom), "permanent")
 		s.expect(middleware.Snooze(errBoom, time.Second), "1s") // no failure, no retry
@@ -109,7 +110,7 @@ func TestBudgetClosesWithTheShareOfFailures(t *testing.T) {
 func TestBudgetForgets(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := newSpender(t, middleware.BudgetConfig{Share: 0.5, Minimum: 2})
+		s := newSpender(t, budget.Config{Share: 0.5, Minimum: 2})
 		s.expect(errBoom, "1s", "1m0s")
 		time.Sleep(8 * time.Second)
 		s.expect(errBoom, "1m0s")
@@ -123,9 +124,9 @@ func TestBudgetForgets(t *testing.T) {
 func TestBudgetOfRetriesAMinute(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		slow := newSpender(t, middleware.BudgetConfig{Retries: 2, Window: time.Minute})
+		slow := newSpender(t, budget.Config{Retries: 2, Window: time.Minute})
 		slow.expect(errBoom, "1s", "1s", "1m0s", "1m0s")
-		dead := newSpender(t, middleware.BudgetConfig{Retries: 2, Window: time.Minute, DeadLetter: true})
+		dead := newSpender(t, budget.Config{Retries: 2, Window: time.Minute, DeadLetter: true})
 		dead.expect(errBoom, "1s", "1s", "over_budget", "over_budget")
 		time.Sleep(time.Minute + time.Second)
 		slow.expect(errBoom, "1s", "1s", "1m0s")
@@ -140,9 +141,9 @@ func TestBudgetOfRetriesAMinute(t *testing.T) {
 func TestBudgetDelaysNoRetryPastItsTime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := newSpender(t, middleware.BudgetConfig{Retries: 1, Delay: time.Hour}, withMaxAge(time.Minute))
+		s := newSpender(t, budget.Config{Retries: 1, Delay: time.Hour}, withMaxAge(time.Minute))
 		s.expect(errBoom, "1s", "1s")
-		s = newSpender(t, middleware.BudgetConfig{Retries: 1, Delay: time.Hour})
+		s = newSpender(t, budget.Config{Retries: 1, Delay: time.Hour})
 		s.expect(errBoom, "1s")
 		soon := delivery{State: state{Deadline: time.Now().Add(time.Minute)}}
 		assert.Equal(t, "1s", s.deliverAs(soon, errBoom))
@@ -160,7 +161,7 @@ func TestBudgetDelaysNoRetryPastItsTime(t *testing.T) {
 func TestBudgetHoldsBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := newSpender(t, middleware.BudgetConfig{Share: 0.5, Minimum: 2, Probes: 2})
+		s := newSpender(t, budget.Config{Share: 0.5, Minimum: 2, Probes: 2})
 		s.expect(errBoom, "1s", "1m0s") // closed
 		s.expect(errBoom, "1m0s", "1m0s", "held back 1m0s", "held back 1m0s")
 		held := s.broker.Calls()[5].State
@@ -187,7 +188,7 @@ func TestBudgetHoldsBack(t *testing.T) {
 
 func TestBadBudgets(t *testing.T) {
 	t.Parallel()
-	_, err := middleware.NewBudget(middleware.BudgetConfig{
+	_, err := budget.New(budget.Config{
 		Window: time.Millisecond, Share: 1.5, Minimum: -1, Retries: -2, Probes: -3, Delay: -time.Second,
 	})
 	for _, want := range []string{
@@ -195,10 +196,10 @@ func TestBadBudgets(t *testing.T) {
 	} {
 		assert.ErrorContains(t, err, want)
 	}
-	broken := func(b outage.Brake) middleware.BudgetConfig {
-		return middleware.BudgetConfig{Share: 0.5, Brake: b}
+	broken := func(b outage.Brake) budget.Config {
+		return budget.Config{Share: 0.5, Brake: b}
 	}
-	for want, cfg := range map[string]middleware.BudgetConfig{
+	for want, cfg := range map[string]budget.Config{
 		"neither share nor retries":            {},
 		"with a share":                         {Retries: 1, Probes: 1},
 		"set one":                              {Share: 0.5, Probes: 1, DeadLetter: true},
@@ -212,11 +213,11 @@ func TestBadBudgets(t *testing.T) {
 		"keys -1":                              {Share: 0.5, Brake: outage.Brake{}, Keys: -1},
 		"brake: probe: backoff.Exponential":    broken(outage.Brake{Probe: backoff.Exponential{}}),
 	} {
-		if _, err := middleware.NewBudget(cfg); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := budget.New(cfg); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %s", err, want)
 		}
 	}
-	budget, err := middleware.NewBudget(middleware.BudgetConfig{Retries: 1})
+	one, err := budget.New(budget.Config{Retries: 1})
 	require.NoError(t, err)
 	unlisted := backoff.Limit{
 		Policy: backoff.PolicyFunc(
@@ -224,12 +225,12 @@ func TestBadBudgets(t *testing.T) {
 		),
 		Retries: 3,
 	}
-	_, err = middleware.NewDelayedRetry(newBroker(), unlisted, middleware.WithBudget(budget))
-	assert.ErrorContains(t, err, "set Delay of the BudgetConfig")
+	_, err = middleware.NewDelayedRetry(newBroker(), unlisted, middleware.WithBudget(one))
+	assert.ErrorContains(t, err, "set Delay of the budget.Config")
 	_, err = middleware.NewDelayedRetry(newBroker(), backoff.None{}, middleware.WithBudget(nil))
 	assert.ErrorContains(t, err, "WithBudget: budget is nil")
 	byKey := func() middleware.Option {
-		keyed, err := middleware.NewBudget(middleware.BudgetConfig{
+		keyed, err := budget.New(budget.Config{
 			Share: 0.5, Brake: outage.Brake{}, Key: func(*message.Message) string { return "" },
 		})
 		require.NoError(t, err)
@@ -237,10 +238,10 @@ func TestBadBudgets(t *testing.T) {
 	}
 	for want, options := range map[string][]middleware.Option{
 		"a second budget has a Key":      {byKey(), byKey()},
-		"the same budget is given twice": {middleware.WithBudget(budget), middleware.WithBudget(budget)},
-		"a selector is empty":            {middleware.WithBudget(budget, middleware.Selector{})},
+		"the same budget is given twice": {middleware.WithBudget(one), middleware.WithBudget(one)},
+		"a selector is empty":            {middleware.WithBudget(one, middleware.Selector{})},
 		"classifier of a selector is nil": {
-			middleware.WithBudget(budget, middleware.Selector{Error: middleware.ClassifierFunc(nil)}),
+			middleware.WithBudget(one, middleware.Selector{Error: middleware.ClassifierFunc(nil)}),
 		},
 	} {
 		_, err = middleware.NewDelayedRetry(newBroker(), backoff.None{}, options...)
@@ -250,7 +251,7 @@ func TestBadBudgets(t *testing.T) {
 
 func TestBudgetSharedByManyHandlers(t *testing.T) {
 	t.Parallel()
-	budget, err := middleware.NewBudget(middleware.BudgetConfig{Window: time.Hour, Retries: 100})
+	budget, err := budget.New(budget.Config{Window: time.Hour, Retries: 100})
 	require.NoError(t, err)
 	broker := newBroker()
 	var wg sync.WaitGroup
@@ -279,7 +280,7 @@ func TestBudgetSharedByManyHandlers(t *testing.T) {
 	assert.Equal(t, "closed true, 400 deliveries, 200 failed, 100 retries", stateOf(budget))
 }
 
-func stateOf(b *middleware.Budget) string {
+func stateOf(b *budget.Budget) string {
 	deliveries, failed, retries := b.Counts()
 	return fmt.Sprintf(
 		"closed %v, %d deliveries, %d failed, %d retries", b.Closed(), deliveries, failed, retries,
@@ -290,14 +291,14 @@ func stateOf(b *middleware.Budget) string {
 func TestBudgetForSomeFailures(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		mail, err := middleware.NewBudget(middleware.BudgetConfig{Share: 0.5, Minimum: 2})
+		mail, err := budget.New(budget.Config{Share: 0.5, Minimum: 2})
 		require.NoError(t, err)
-		stock, err := middleware.NewBudget(middleware.BudgetConfig{Share: 0.5, Minimum: 2})
+		stock, err := budget.New(budget.Config{Share: 0.5, Minimum: 2})
 		require.NoError(t, err)
 		isMail := middleware.RetryableIf(func(err error) bool {
 			return strings.Contains(err.Error(), "mail")
 		})
-		s := newSpender(t, middleware.BudgetConfig{Retries: 1000},
+		s := newSpender(t, budget.Config{Retries: 1000},
 			middleware.WithBudget(mail, middleware.Selector{Queue: "orders", Error: isMail}),
 			middleware.WithBudget(stock, middleware.Selector{Queue: "stock"}))
 		noMail := fmt.Errorf("no mail: %w", errBoom)
@@ -317,7 +318,7 @@ func TestBudgetByKey(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		customer := "a"
-		s := newSpender(t, middleware.BudgetConfig{
+		s := newSpender(t, budget.Config{
 			Share: 0.5, Minimum: 2,
 			Brake: outage.Brake{Successes: 2, Probe: backoff.Constant{Interval: time.Second}},
 			Key: func(*message.Message) string {
@@ -360,7 +361,7 @@ func TestBudgetForgetsKeys(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		customer := "a"
-		s := newSpender(t, middleware.BudgetConfig{
+		s := newSpender(t, budget.Config{
 			Share: 0.5, Minimum: 2, Brake: outage.Brake{}, Keys: 2,
 			Key: func(*message.Message) string { return customer },
 		})
@@ -377,7 +378,7 @@ func TestBudgetForgetsKeys(t *testing.T) {
 func TestBrakeWithoutFleet(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := newSpender(t, middleware.BudgetConfig{
+		s := newSpender(t, budget.Config{
 			Share: 0.5, Minimum: 2, Brake: outage.Brake{Name: "payments"}, Probes: 1,
 		})
 		s.expect(errBoom, "1s", "1m0s", "1m0s", "held back 1m0s")
@@ -390,7 +391,7 @@ func TestBrakeWithoutFleet(t *testing.T) {
 // then it counts once. As a success of the outer one it would start a brake.
 func TestBudgetInTwoRetriesCountsAFailureOnce(t *testing.T) {
 	t.Parallel()
-	s := newSpender(t, middleware.BudgetConfig{Share: 0.5, Minimum: 10})
+	s := newSpender(t, budget.Config{Share: 0.5, Minimum: 10})
 	outer, err := middleware.NewDelayedRetry(s.broker, backoff.List{time.Second},
 		middleware.WithBudget(s.budget))
 	require.NoError(t, err)

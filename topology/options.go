@@ -232,7 +232,7 @@ func ForPolicy(policies ...backoff.Policy) SubscriberOption {
 // For declares the wait queues of the delays that any policy of a DelayedRetry may ask for, as
 // ForPolicy does with retry.Policies(). ForPolicy is for programs without the middleware. The
 // hooks of the DelayedRetry are told of the dead letters that the Subscriber makes by itself; see
-// middleware.WithDeadLetterHook. A middleware.Budget with Brake stops the Subscribers whose For
+// middleware.WithDeadLetterHook. A budget.Budget with Brake stops the Subscribers whose For
 // names its DelayedRetry, and no others. Several For add up.
 //
 // Default: the strategy's default wait steps, the hooks of every DelayedRetry of the Client, and no

@@ -61,7 +61,9 @@ func TestBasicLinksNoRoom(t *testing.T) {
 	linked := strings.Fields(string(out))
 	const module = "github.com/millpond-go/millpond"
 	require.Contains(t, linked, module+"/internal/consumer")
-	for _, room := range []string{"/middleware/outage", "/internal/brake", "/internal/fleet"} {
+	for _, room := range []string{
+		"/middleware/budget", "/middleware/outage", "/internal/brake", "/internal/fleet",
+	} {
 		require.NotContains(t, linked, module+room)
 	}
 }

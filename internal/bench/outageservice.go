@@ -19,6 +19,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/budget"
 	"github.com/millpond-go/millpond/middleware/header"
 	outages "github.com/millpond-go/millpond/middleware/outage"
 	"github.com/millpond-go/millpond/topology"
@@ -153,21 +154,21 @@ func (s outageService) run() error {
 
 // budget returns the budget of the contender, and a function that reports whether a handler that
 // is called now is a probe.
-func (s outageService) budget() (b *middleware.Budget, probing func() bool, err error) {
-	cfg := middleware.BudgetConfig{Window: budgetWindow, Share: 0.5, Minimum: budgetMinimum}
+func (s outageService) budget() (b *budget.Budget, probing func() bool, err error) {
+	cfg := budget.Config{Window: budgetWindow, Share: 0.5, Minimum: budgetMinimum}
 	switch s.Contender {
 	case noBudget:
 		return nil, func() bool { return false }, nil
 	case perBudget:
 		cfg.Probes = 1
-		b, err := middleware.NewBudget(cfg)
+		b, err := budget.New(cfg)
 		if err != nil {
 			return nil, nil, err
 		}
 		return b, b.Closed, nil
 	case brake:
 		cfg.Brake = outages.Brake{Name: s.Queue, Ramp: s.Ramp}
-		b, err := middleware.NewBudget(cfg)
+		b, err := budget.New(cfg)
 		if err != nil {
 			return nil, nil, err
 		}

@@ -2,7 +2,7 @@
 // which Subscriptions it stops, the probes, and the pace after a stop. Package fleet tells the
 // other processes.
 //
-//	middleware.Budget ──Trip──► Brake ◄──Set── fleet.Member
+//	budget.Budget ──Trip──► Brake ◄──Set── fleet.Member
 //	                            │   │ ──Probe─► tickets ─► Subscription ─► handler ─► Judge
 //	               Seat.Shut ◄──┘   └─► Seat.Later: the pace while the rate ramps up
 package brake

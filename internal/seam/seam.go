@@ -1,12 +1,13 @@
-// Package seam is where a brake plugs into the core, so that a program without a brake links none:
-// middleware asks a Brake about its messages, topology lets it join the other instances, and
-// consumer asks a Gate.
+// Package seam is where budgets and brakes plug into the core, so that a program without them links
+// none: middleware asks a Budget about its messages, topology lets a Brake join the other instances,
+// and consumer asks a Gate.
 package seam
 
 import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -30,6 +31,44 @@ type Gate interface {
 	SetOneActive(one bool)
 	// Leave ends the use of the gate.
 	Leave()
+}
+
+// Budget counts deliveries and retries. Many goroutines may use it.
+type Budget interface {
+	// Delay is the delay of a message that is over budget, or set aside. 0 stands for the longest of
+	// the policies.
+	Delay() time.Duration
+	// GivesUp reports whether messages over budget are dead-lettered.
+	GivesUp() bool
+	// Keyed reports whether each key is counted by itself. Only then Key and Undecided may be called.
+	Keyed() bool
+	Key(msg *message.Message) string
+	// Admit reports whether a delivery goes on to its handler, and whether it is a probe of its key.
+	Admit(key string) (admitted, probe bool, change Change)
+	// Handled counts a delivery whose handler has returned.
+	Handled(Handled) Change
+	// Undecided notes that a probe of a key has not shown whether its messages can be handled.
+	Undecided(key string)
+	// Stopped reports whether the brake, or the key, is stopped.
+	Stopped(key string) bool
+	// Grant counts a retry if the budget grants it, and reports whether it does.
+	Grant() (granted bool, change Change)
+	// Brake returns the brake; nil if there is none.
+	Brake() Brake
+}
+
+// Handled is a delivery whose handler has returned.
+type Handled struct {
+	Key      string
+	Failed   bool
+	Probe    bool // while the brake is stopped
+	KeyProbe bool // while the key is stopped
+}
+
+// Change is the effect of a count on a budget, or on the budget of a key.
+type Change struct {
+	Deliveries, Failed, Retries int // in the window
+	Closed, Opened              bool
 }
 
 // Maker makes the brake of a budget.

@@ -2,7 +2,7 @@ package header
 
 import "time"
 
-// BrakeState is the state of an outage brake: a middleware.Budget with Brake. It is also the JSON
+// BrakeState is the state of an outage brake: a budget.Budget with Brake. It is also the JSON
 // body of the broker's messages about the brake; docs/wire.md has them. The zero value is a brake
 // that was never stopped.
 type BrakeState struct {

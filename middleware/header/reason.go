@@ -30,7 +30,7 @@ const (
 	// ReasonDeadline: the next attempt, or already this one, comes after the message's
 	// own expiration.
 	ReasonDeadline Reason = "deadline"
-	// ReasonOverBudget: the retry was over budget, and BudgetConfig.DeadLetter is set.
+	// ReasonOverBudget: the retry was over budget, and budget.Config.DeadLetter is set.
 	ReasonOverBudget Reason = "over_budget"
 	// ReasonUndecodable: the marshaler refused the delivery; no handler saw it.
 	ReasonUndecodable Reason = "undecodable"

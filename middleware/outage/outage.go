@@ -1,4 +1,4 @@
-// Package outage has the brake of a middleware.Budget.
+// Package outage has the brake of a budget.Budget.
 package outage
 
 import (

@@ -24,6 +24,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/budget"
 	"github.com/millpond-go/millpond/middleware/outage"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -125,7 +126,7 @@ func (d *downstream) watching(in ...*instance) string {
 type instance struct {
 	t      *testing.T
 	name   string
-	budget *middleware.Budget
+	budget *budget.Budget
 	logs   *rig.Logs
 	events *events
 	stop   func()
@@ -143,7 +144,7 @@ type plan struct {
 	queue       string
 	name        string // of the brake
 	concurrency int
-	budget      func(*middleware.BudgetConfig)
+	budget      func(*budget.Config)
 	brake       func(*outage.Brake)
 	strategy    topology.Strategy
 	arguments   amqp.Table // of the queue; default: a quorum queue
@@ -165,11 +166,11 @@ func (p plan) start(name, downstream string) (*instance, error) {
 	if p.brake != nil {
 		p.brake(&brake)
 	}
-	cfg := middleware.BudgetConfig{Share: 0.5, Minimum: 4, Delay: time.Second, Brake: brake}
+	cfg := budget.Config{Share: 0.5, Minimum: 4, Delay: time.Second, Brake: brake}
 	if p.budget != nil {
 		p.budget(&cfg)
 	}
-	budget, err := middleware.NewBudget(cfg)
+	budget, err := budget.New(cfg)
 	if err != nil {
 		return nil, err
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/budget"
 	"github.com/millpond-go/millpond/middleware/outage"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -32,7 +32,7 @@ func newOrderedFleet(t *testing.T, p plan) *fleet {
 func TestManyInstancesProbeALine(t *testing.T) {
 	t.Parallel()
 	f := newOrderedFleet(t, plan{
-		budget: func(cfg *middleware.BudgetConfig) { cfg.Delay = 20 * time.Second },
+		budget: func(cfg *budget.Config) { cfg.Delay = 20 * time.Second },
 		brake: func(b *outage.Brake) {
 			b.Probe = backoff.Constant{Interval: 500 * time.Millisecond}
 		},

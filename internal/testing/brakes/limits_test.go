@@ -17,6 +17,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/budget"
 	"github.com/millpond-go/millpond/middleware/outage"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -28,15 +29,15 @@ func TestTwoHundredSubscribersStop(t *testing.T) {
 	t.Parallel()
 	const clients, each = 20, 10
 	f := newFleet(t, plan{})
-	budgets := make([]*middleware.Budget, clients)
+	budgets := make([]*budget.Budget, clients)
 	observers := make([]*events, clients)
 	for i := range clients {
-		cfg := middleware.BudgetConfig{
+		cfg := budget.Config{
 			Share: 0.5, Minimum: 4, Delay: time.Minute,
 			Brake: outage.Brake{Name: f.name, Probe: backoff.Constant{Interval: time.Minute}},
 		}
 		var err error
-		budgets[i], err = middleware.NewBudget(cfg)
+		budgets[i], err = budget.New(cfg)
 		require.NoError(t, err)
 		observers[i] = &events{}
 		queue := rig.QueueConfig(f.url)
@@ -194,7 +195,7 @@ func TestQueuesShareABrake(t *testing.T) {
 	f.awaitStopped(false)
 	f.awaitHandled()
 
-	budget, err := middleware.NewBudget(middleware.BudgetConfig{
+	budget, err := budget.New(budget.Config{
 		Share: 0.5, Delay: time.Second, Brake: outage.Brake{},
 	})
 	require.NoError(t, err)
@@ -223,7 +224,7 @@ func TestAKeyIsSetAside(t *testing.T) {
 	broken := true
 	handled := map[string]int{}
 	f := newFleet(t, plan{
-		budget: func(cfg *middleware.BudgetConfig) {
+		budget: func(cfg *budget.Config) {
 			cfg.Key = func(msg *message.Message) string {
 				customer, _, _ := strings.Cut(string(msg.Payload), " ")
 				return customer
@@ -284,7 +285,7 @@ func TestABudgetIsChosenByTheError(t *testing.T) {
 	f := newFleet(t, plan{})
 	mail := f.name + ".mail"
 	f.removeBrake(mail)
-	budget, err := middleware.NewBudget(middleware.BudgetConfig{
+	budget, err := budget.New(budget.Config{
 		Share: 0.5, Minimum: 4, Delay: time.Second, Brake: outage.Brake{Name: mail},
 	})
 	require.NoError(t, err)

@@ -21,6 +21,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/budget"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -160,8 +161,8 @@ func goqueueRow(t *testing.T, strategy topology.Strategy) {
 func requireBudget(t *testing.T, strategy topology.Strategy) {
 	t.Helper()
 	const granted, messages = 5, 8
-	budget, err := middleware.NewBudget(
-		middleware.BudgetConfig{Window: time.Minute, Retries: granted, DeadLetter: true})
+	budget, err := budget.New(
+		budget.Config{Window: time.Minute, Retries: granted, DeadLetter: true})
 	require.NoError(t, err)
 	var handled rig.Timeline
 	r := rig.Start(t, rig.Config{

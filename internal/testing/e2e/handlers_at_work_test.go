@@ -19,6 +19,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/budget"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -214,7 +215,7 @@ func TestBudgetSparesAFailingDownstream(t *testing.T) {
 		testbroker.Delete(t, s.Queue+".wait.4s")
 		return s
 	}
-	budget, err := middleware.NewBudget(middleware.BudgetConfig{
+	budget, err := budget.New(budget.Config{
 		Share: 0.5, Window: window, Minimum: minimum, Probes: probes, Delay: slow,
 	})
 	require.NoError(t, err)

@@ -16,6 +16,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/budget"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -49,8 +50,8 @@ func TestTheHookIsToldOfEveryReason(t *testing.T) {
 	t.Parallel()
 	permanent := func(*message.Message) error { return middleware.Permanent(rig.ErrFailed) }
 	budget := func(t *testing.T) middleware.Option {
-		b, err := middleware.NewBudget(
-			middleware.BudgetConfig{Window: time.Minute, Retries: 1, DeadLetter: true})
+		b, err := budget.New(
+			budget.Config{Window: time.Minute, Retries: 1, DeadLetter: true})
 		require.NoError(t, err)
 		return middleware.WithBudget(b)
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/budget"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/outage"
 	"github.com/millpond-go/millpond/topology"
@@ -411,7 +412,7 @@ func TestABrakeKeepsTheOrder(t *testing.T) {
 	t.Parallel()
 	var handled bodies
 	var up atomic.Bool
-	budget, err := middleware.NewBudget(middleware.BudgetConfig{
+	budget, err := budget.New(budget.Config{
 		Share: 0.5, Minimum: 4, Delay: time.Second,
 		Brake: outage.Brake{Ramp: 500 * time.Millisecond},
 	})

@@ -12,6 +12,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/budget"
 	"github.com/millpond-go/millpond/middleware/outage"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -29,7 +30,7 @@ type Braked struct {
 // consumes. It ends with the test.
 func StartBraked(t testing.TB, b Braked) *Logs {
 	t.Helper()
-	budget, err := middleware.NewBudget(middleware.BudgetConfig{
+	budget, err := budget.New(budget.Config{
 		Share: 0.5, Minimum: 4, Delay: time.Second,
 		Brake: outage.Brake{Name: b.Name, Ramp: 500 * time.Millisecond},
 	})

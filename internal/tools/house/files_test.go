@@ -60,6 +60,10 @@ var library = map[string][]string{
 	"middleware/adaptive": {
 		module + "/backoff", module + "/middleware", module + "/middleware/header",
 	},
+	"middleware/budget": {
+		module + "/backoff", module + "/middleware/header", module + "/internal/seam",
+		watermill + "/message",
+	},
 	"middleware/outage": {
 		module + "/backoff", module + "/middleware/header", module + "/internal/brake",
 		module + "/internal/fleet", module + "/internal/seam", watermill,
@@ -128,7 +132,9 @@ var internals = map[string][]string{
 		module + "/internal/publisher", module + "/internal/seam", module + "/internal/wire",
 		module + "/topology/wait", watermill + "/…", amqp091,
 	},
-	"internal/seam":  {module + "/middleware/header", module + "/internal/link", watermill},
+	"internal/seam": {
+		module + "/middleware/header", module + "/internal/link", watermill + "/…",
+	},
 	"internal/brake": {module + "/middleware/header", module + "/internal/seam"},
 	"internal/order": {},
 	"internal/fleet": {

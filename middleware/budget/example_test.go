@@ -1,4 +1,4 @@
-package middleware_test
+package budget_test
 
 import (
 	"errors"
@@ -9,6 +9,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/budget"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 	"github.com/millpond-go/millpond/middleware/outage"
 )
@@ -16,8 +17,9 @@ import (
 // Every instance that calls the payment provider has a budget with this name. While more than half
 // of the payments of one instance fail, all of them stop consuming, and one message at a time
 // probes.
-func ExampleNewBudget_brake() {
-	budget, err := middleware.NewBudget(middleware.BudgetConfig{
+func ExampleNew_brake() {
+	var payments *budget.Budget
+	payments, err := budget.New(budget.Config{
 		Share: 0.5, Brake: outage.Brake{Name: "payments", Ramp: time.Minute},
 	})
 	if err != nil {
@@ -26,20 +28,20 @@ func ExampleNewBudget_brake() {
 	}
 	broker := middlewaretest.NewBroker() // in a program: the topology.Client
 	_, err = middleware.NewDelayedRetry(broker, backoff.List{time.Second, time.Minute},
-		middleware.WithBudget(budget, middleware.Selector{Error: middleware.NetworkErrors()}))
+		middleware.WithBudget(payments, middleware.Selector{Error: middleware.NetworkErrors()}))
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
 	// in a program: client.NewSubscriber(config, topology.For(retry))
-	state := budget.State()
+	state := payments.State()
 	fmt.Println(state.Name, "stopped:", state.Stopped)
 	// Output: payments stopped: false
 }
 
 // Each customer has an endpoint. When one endpoint is out, the messages for it are set aside.
-func ExampleNewBudget_key() {
-	budget, err := middleware.NewBudget(middleware.BudgetConfig{
+func ExampleNew_key() {
+	budget, err := budget.New(budget.Config{
 		Share: 0.5, Minimum: 2, Brake: outage.Brake{Name: "endpoints"},
 		Key: func(msg *message.Message) string { return msg.Metadata.Get("customer") },
 	})
@@ -72,4 +74,13 @@ func ExampleNewBudget_key() {
 	}
 	fmt.Println(calls)
 	// Output: map[acme:2 globex:10]
+}
+
+func ExampleNew_invalid() {
+	_, err := budget.New(budget.Config{Window: time.Millisecond, Probes: 1})
+	fmt.Println(err)
+	// Output:
+	// new budget: window 1ms is shorter than 10ms
+	// neither share nor retries is set: nothing would ever be over budget
+	// probes are for a budget with a share
 }

@@ -1,4 +1,4 @@
-package middleware
+package budget
 
 import (
 	"container/list"
@@ -18,18 +18,18 @@ const (
 	longestYield = 5 * time.Minute
 )
 
-// budgetKeys counts the deliveries of each key of a budget by itself.
-type budgetKeys struct {
+// keys counts the deliveries of each key of a budget by itself.
+type keys struct {
 	of *Budget
 
 	mu   sync.Mutex
 	keys map[string]*list.Element // of order
-	// order has the *budgetKey, the last seen first.
+	// order has the *keyBudget, the last seen first.
 	order *list.List
 }
 
-// budgetKey is the budget of one key.
-type budgetKey struct {
+// keyBudget is the budget of one key.
+type keyBudget struct {
 	window
 	key       string
 	stopped   bool
@@ -39,34 +39,38 @@ type budgetKey struct {
 	own       time.Time // the last probe of this instance, or the stop
 }
 
-func newBudgetKeys(of *Budget) *budgetKeys {
-	k := &budgetKeys{of: of, keys: map[string]*list.Element{}, order: list.New()}
+func newKeys(of *Budget) *keys {
+	k := &keys{of: of, keys: map[string]*list.Element{}, order: list.New()}
 	of.brake.OnKey(k.heard)
 	return k
 }
 
-// keyOf returns the key of a message.
-func (b *Budget) keyOf(msg *message.Message) (key string) {
-	contain(func() { key = b.cfg.Key(msg) })
-	return key
+// Key returns the key of a message. The user's function may panic.
+func (p plug) Key(msg *message.Message) (key string) {
+	defer func() {
+		if recover() != nil {
+			key = ""
+		}
+	}()
+	return p.cfg.Key(msg)
 }
 
 // get returns the budget of a key, and forgets the oldest one if there are too many. k.mu is held.
-func (k *budgetKeys) get(key string) *budgetKey {
+func (k *keys) get(key string) *keyBudget {
 	if e, ok := k.keys[key]; ok {
 		k.order.MoveToFront(e)
-		return e.Value.(*budgetKey)
+		return e.Value.(*keyBudget)
 	}
 	if k.order.Len() >= k.of.cfg.Keys {
-		delete(k.keys, k.order.Remove(k.order.Back()).(*budgetKey).key)
+		delete(k.keys, k.order.Remove(k.order.Back()).(*keyBudget).key)
 	}
-	one := &budgetKey{window: window{cfg: &k.of.cfg}, key: key}
+	one := &keyBudget{window: window{cfg: &k.of.cfg}, key: key}
 	k.keys[key] = k.order.PushFront(one)
 	return one
 }
 
 // admit reports whether a delivery goes on to its handler, and whether it is a probe.
-func (k *budgetKeys) admit(key string) (admitted, probe bool) {
+func (k *keys) admit(key string) (admitted, probe bool) {
 	if key == "" {
 		return true, false
 	}
@@ -78,7 +82,7 @@ func (k *budgetKeys) admit(key string) (admitted, probe bool) {
 		return true, false
 	}
 	k.order.MoveToFront(e) // a key whose messages are all set aside is seen, too
-	one := e.Value.(*budgetKey)
+	one := e.Value.(*keyBudget)
 	switch {
 	case !one.stopped:
 		return true, false
@@ -90,15 +94,9 @@ func (k *budgetKeys) admit(key string) (admitted, probe bool) {
 	return true, true
 }
 
-// keyChange is the effect of a count on the budget of a key.
-type keyChange struct {
-	windowSum
-	stopped, started bool
-}
-
 // handled counts a delivery whose handler has returned. While the key is stopped only the result
 // of a probe counts.
-func (k *budgetKeys) handled(key string, failed, probe bool) (c keyChange) {
+func (k *keys) handled(key string, failed, probe bool) (c seam.Change) {
 	if key == "" {
 		return c
 	}
@@ -108,13 +106,14 @@ func (k *budgetKeys) handled(key string, failed, probe bool) (c keyChange) {
 	one := k.get(key)
 	switch {
 	case !one.stopped:
-		c.windowSum = one.count(now, func(s *windowSlice) {
+		c = one.count(now, func(s *windowSlice) {
 			s.deliveries++
 			if failed {
 				s.failed++
 			}
-		}).windowSum
-		if c.stopped = one.failing; c.stopped {
+		})
+		c.Opened, c.Closed = false, one.failing
+		if c.Closed {
 			k.stop(one, now)
 			k.of.brake.TellKey(seam.KeyNews{Key: key, Kind: seam.KeyStopped})
 		}
@@ -126,7 +125,7 @@ func (k *budgetKeys) handled(key string, failed, probe bool) (c keyChange) {
 	default:
 		one.failed, one.next = 0, now
 		if one.succeeded++; k.of.brake.EnoughSuccesses(one.succeeded) {
-			c.started = true
+			c.Opened = true
 			k.start(one)
 			k.of.brake.TellKey(seam.KeyNews{Key: key, Kind: seam.KeyStarted})
 		}
@@ -136,45 +135,45 @@ func (k *budgetKeys) handled(key string, failed, probe bool) (c keyChange) {
 
 // undecided notes that a probe of a key has not shown whether its messages can be handled: another
 // message may probe soon.
-func (k *budgetKeys) undecided(key string) {
+func (k *keys) undecided(key string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if e, known := k.keys[key]; known {
-		one := e.Value.(*budgetKey)
+		one := e.Value.(*keyBudget)
 		one.next = k.of.now().Add(k.of.brake.Pause(one.failed))
 	}
 }
 
 // stop and start change a key. k.mu is held.
-func (k *budgetKeys) stop(one *budgetKey, now time.Time) {
+func (k *keys) stop(one *keyBudget, now time.Time) {
 	one.stopped, one.failed, one.succeeded = true, 0, 0
 	one.next, one.own = now.Add(k.of.brake.Pause(0)), now
 }
 
-func (k *budgetKeys) start(one *budgetKey) {
-	*one = budgetKey{window: window{cfg: &k.of.cfg}, key: one.key}
+func (k *keys) start(one *keyBudget) {
+	*one = keyBudget{window: window{cfg: &k.of.cfg}, key: one.key}
 }
 
 // isStopped reports whether a key is stopped.
-func (k *budgetKeys) isStopped(key string) bool {
+func (k *keys) isStopped(key string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	e, known := k.keys[key]
-	return known && e.Value.(*budgetKey).stopped
+	return known && e.Value.(*keyBudget).stopped
 }
 
 // heard takes the news of another instance, which any client may have published. They make no
 // stopped key forgotten, and their probes count until this instance probes with success itself.
-func (k *budgetKeys) heard(news seam.KeyNews) {
+func (k *keys) heard(news seam.KeyNews) {
 	now := k.of.now()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	var one *budgetKey
+	var one *keyBudget
 	switch e, known := k.keys[news.Key]; {
 	case known:
-		one = e.Value.(*budgetKey)
+		one = e.Value.(*keyBudget)
 	case news.Kind == seam.KeyStopped && (k.order.Len() < k.of.cfg.Keys ||
-		!k.order.Back().Value.(*budgetKey).stopped):
+		!k.order.Back().Value.(*keyBudget).stopped):
 		one = k.get(news.Key)
 	default:
 		return

@@ -1,4 +1,5 @@
-package middleware
+// Package budget slows retries down while too many deliveries fail.
+package budget
 
 import (
 	"errors"
@@ -13,9 +14,9 @@ import (
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
-// BudgetConfig says when failures and retries have cost a downstream service enough. Share,
+// Config says when failures and retries have cost a downstream service enough. Share,
 // Retries or both must be set.
-type BudgetConfig struct {
+type Config struct {
 	// Window is the time over which the budget counts. At least 10 ms.
 	//
 	// Default: 10 s.
@@ -79,18 +80,18 @@ type BudgetConfig struct {
 //
 // Many goroutines may use a Budget.
 type Budget struct {
-	cfg   BudgetConfig
+	cfg   Config
 	now   func() time.Time
-	brake seam.Brake  // nil without Brake
-	keys  *budgetKeys // nil without Key
+	brake seam.Brake // nil without Brake
+	keys  *keys      // nil without Key
 
 	mu     sync.Mutex
 	window window
 }
 
-// NewBudget returns a budget that is open. One error lists everything that is wrong with the
+// New returns a budget that is open. One error lists everything that is wrong with the
 // configuration.
-func NewBudget(cfg BudgetConfig) (*Budget, error) {
+func New(cfg Config) (*Budget, error) {
 	orDefault(&cfg.Window, 10*time.Second)
 	orDefault(&cfg.Minimum, 20)
 	orDefault(&cfg.Keys, 1000)
@@ -107,7 +108,7 @@ func NewBudget(cfg BudgetConfig) (*Budget, error) {
 		return nil, fmt.Errorf("new budget: %w", err)
 	}
 	if cfg.Key != nil {
-		b.keys = newBudgetKeys(b)
+		b.keys = newKeys(b)
 	}
 	return b, nil
 }
@@ -119,7 +120,7 @@ func orDefault[T int | time.Duration](value *T, otherwise T) {
 }
 
 // check returns everything that is wrong with a configuration that has its defaults.
-func (cfg *BudgetConfig) check() error {
+func (cfg *Config) check() error {
 	var problems []error
 	refuse := func(bad bool, format string, args ...any) {
 		if bad {
@@ -187,57 +188,86 @@ func (b *Budget) forget() {
 	b.window = window{cfg: &b.cfg}
 }
 
-// handled counts a delivery whose handler has returned. While the brake is stopped only the
-// result of a probe counts.
-func (b *Budget) handled(failed, probe bool) budgetChange {
-	if b.stopped() {
-		if probe {
-			b.brake.Judge(!failed)
+// Seam is for middleware.WithBudget.
+func (b *Budget) Seam() seam.Budget { return plug{b} }
+
+// plug is a Budget as middleware sees it.
+type plug struct{ *Budget }
+
+func (p plug) Delay() time.Duration { return p.cfg.Delay }
+func (p plug) GivesUp() bool        { return p.cfg.DeadLetter }
+func (p plug) Keyed() bool          { return p.keys != nil }
+func (p plug) Brake() seam.Brake    { return p.brake }
+
+// Admit reports whether a delivery goes on to its handler, and whether it is a probe of its key.
+func (p plug) Admit(key string) (admitted, probe bool, change seam.Change) {
+	if p.keys != nil {
+		admitted, probe = p.keys.admit(key)
+		return admitted, probe, change
+	}
+	if p.cfg.Probes == 0 || p.inFleet() {
+		return true, false, change
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	change = p.window.count(p.now(), func(s *windowSlice) {
+		failing := p.window.failing
+		if admitted = !failing || p.window.probes() < p.cfg.Probes; admitted && failing {
+			s.probes++
 		}
-		return budgetChange{}
+	})
+	return admitted, false, change
+}
+
+// Handled counts a delivery whose handler has returned. While the brake or the key is stopped only
+// the result of a probe counts.
+func (p plug) Handled(h seam.Handled) seam.Change {
+	stopped := p.stopped()
+	if stopped && h.Probe {
+		p.brake.Judge(!h.Failed)
 	}
-	now := b.now()
-	if b.brake != nil && !failed {
-		b.brake.Succeeded(now)
+	if p.keys != nil { // an operator has stopped the brake
+		return p.keys.handled(h.Key, h.Failed, h.KeyProbe)
 	}
-	b.mu.Lock()
-	change := b.window.count(now, func(s *windowSlice) {
+	if stopped {
+		return seam.Change{}
+	}
+	now := p.now()
+	if p.brake != nil && !h.Failed {
+		p.brake.Succeeded(now)
+	}
+	p.mu.Lock()
+	change := p.window.count(now, func(s *windowSlice) {
 		s.deliveries++
-		if failed {
+		if h.Failed {
 			s.failed++
 		}
 	})
-	failing := b.window.failing
-	b.mu.Unlock()
-	if failing && b.inFleet() {
-		b.brake.Trip(fmt.Sprintf("%d of %d deliveries failed within %v",
-			change.failed, change.deliveries, b.cfg.Window))
-		return budgetChange{} // the brake reports it
+	failing := p.window.failing
+	p.mu.Unlock()
+	if failing && p.inFleet() {
+		p.brake.Trip(fmt.Sprintf("%d of %d deliveries failed within %v",
+			change.Failed, change.Deliveries, p.cfg.Window))
+		return seam.Change{} // the brake reports it
 	}
 	return change
 }
 
-// grant counts a retry if the window grants it, and reports whether it does.
-func (b *Budget) grant() (granted bool, change budgetChange) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	change = b.window.count(b.now(), func(s *windowSlice) {
-		if granted = !b.window.closed; granted {
+func (p plug) Undecided(key string) { p.keys.undecided(key) }
+
+// Stopped reports whether the brake, or the key, is stopped.
+func (p plug) Stopped(key string) bool {
+	return p.stopped() || p.keys != nil && p.keys.isStopped(key)
+}
+
+// Grant counts a retry if the window grants it, and reports whether it does.
+func (p plug) Grant() (granted bool, change seam.Change) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	change = p.window.count(p.now(), func(s *windowSlice) {
+		if granted = !p.window.closed; granted {
 			s.retries++
 		}
 	})
 	return granted, change
-}
-
-// admit reports whether a delivery goes on to its handler.
-func (b *Budget) admit() (admitted bool, change budgetChange) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	change = b.window.count(b.now(), func(s *windowSlice) {
-		failing := b.window.failing
-		if admitted = !failing || b.window.probes() < b.cfg.Probes; admitted && failing {
-			s.probes++
-		}
-	})
-	return admitted, change
 }

@@ -1,13 +1,17 @@
-package middleware
+package budget
 
-import "time"
+import (
+	"time"
+
+	"github.com/millpond-go/millpond/internal/seam"
+)
 
 // windowSlices is the number of parts of the sliding window.
 const windowSlices = 10
 
 // window counts deliveries in a sliding window. It is not safe for several goroutines.
 type window struct {
-	cfg     *BudgetConfig
+	cfg     *Config
 	slices  [windowSlices]windowSlice
 	failing bool // closed by Share
 	closed  bool // by either limit
@@ -25,20 +29,18 @@ type windowSum struct {
 	deliveries, failed, retries int
 }
 
-// budgetChange is the effect of a count on the budget.
-type budgetChange struct {
-	windowSum
-	changed bool // it has closed or opened
-}
-
 // count changes the counts of now by change, which sees the window of now.
-func (w *window) count(now time.Time, change func(*windowSlice)) budgetChange {
+func (w *window) count(now time.Time, change func(*windowSlice)) seam.Change {
 	before := w.closed
 	w.closed = w.sum(now).closed
 	change(&w.slices[w.number(now)%windowSlices])
 	sum := w.sum(now)
 	w.closed = sum.closed
-	return budgetChange{sum, w.closed != before}
+	c := seam.Change{Deliveries: sum.deliveries, Failed: sum.failed, Retries: sum.retries}
+	if w.closed != before {
+		c.Opened, c.Closed = !w.closed, w.closed
+	}
+	return c
 }
 
 // sum sums the window up.
