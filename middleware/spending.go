@@ -20,8 +20,8 @@ var (
 	errKeyStopped = errors.New("too many deliveries with this key have failed")
 )
 
-// Budget says whether deliveries and retries have cost a downstream service enough: a *budget.Budget
-// of package middleware/budget.
+// Budget says whether deliveries and retries have cost a downstream service enough. It is a
+// *budget.Budget of package middleware/budget.
 type Budget interface{ Seam() seam.Budget }
 
 // WithBudget slows retries down, gives them up, or stops consuming, while they are over budget; see
@@ -258,7 +258,9 @@ func (a *attempt) reportBudget(b *spending, c seam.Change) {
 		a.reportKey(b, c)
 		return
 	}
-	fields := watermill.LogFields{"deliveries": c.Deliveries, "failed": c.Failed, "retries": c.Retries}
+	fields := watermill.LogFields{
+		"deliveries": c.Deliveries, "failed": c.Failed, "retries": c.Retries,
+	}
 	kind := EventBudgetOpened
 	if c.Closed {
 		kind = EventBudgetClosed

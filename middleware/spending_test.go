@@ -199,13 +199,14 @@ func TestBadBudgets(t *testing.T) {
 	broken := func(b outage.Brake) budget.Config {
 		return budget.Config{Share: 0.5, Brake: b}
 	}
+	keyOf := func(*message.Message) string { return "" }
 	for want, cfg := range map[string]budget.Config{
 		"neither share nor retries":            {},
 		"with a share":                         {Retries: 1, Probes: 1},
 		"set one":                              {Share: 0.5, Probes: 1, DeadLetter: true},
 		"a brake is for a budget with a share": {Retries: 1, Brake: outage.Brake{}},
 		"a brake keeps the messages":           {Share: 0.5, Brake: outage.Brake{}, DeadLetter: true},
-		"Key needs Brake":                      {Share: 0.5, Key: func(*message.Message) string { return "" }},
+		"Key needs Brake":                      {Share: 0.5, Key: keyOf},
 		"not printable":                        broken(outage.Brake{Name: "pay\nments"}),
 		"longer than 200 bytes":                broken(outage.Brake{Name: strings.Repeat("n", 201)}),
 		"ramp -1s is negative":                 broken(outage.Brake{Ramp: -time.Second}),
@@ -231,7 +232,7 @@ func TestBadBudgets(t *testing.T) {
 	assert.ErrorContains(t, err, "WithBudget: budget is nil")
 	byKey := func() middleware.Option {
 		keyed, err := budget.New(budget.Config{
-			Share: 0.5, Brake: outage.Brake{}, Key: func(*message.Message) string { return "" },
+			Share: 0.5, Brake: outage.Brake{}, Key: keyOf,
 		})
 		require.NoError(t, err)
 		return middleware.WithBudget(keyed)

@@ -168,9 +168,9 @@ func WithPreProvisioned() Option {
 // place of all who may publish to their exchanges and queues. The broker checks the user of each
 // message (F15). News, tokens and marks of other users are ignored. Instances without the option
 // send no user, and are ignored too. Name the users of all instances, the user of this Client among
-// them, and of the operators. While users change, name the old and the new ones. Where a user is not
-// named, or the broker takes his name from a certificate or a token, Subscribe to a queue in order
-// returns an error, and a brake logs one and works for its process alone.
+// them, and of the operators. While users change, name the old and the new ones. Where a user is
+// not named, or the broker takes his name from a certificate or a token, Subscribe to a queue in
+// order returns an error, and a brake logs one and works for its process alone.
 //
 // Default: all users are believed.
 func WithControlUsers(names ...string) Option {

@@ -8,7 +8,6 @@ import (
 
 	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/order"
-	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
@@ -16,15 +15,7 @@ import (
 
 // follow sends a message to the line, behind the messages of its key.
 func (d *delivery) follow() {
-	d.settle("Message cannot be stored behind the messages of its key, holding it",
-		func(ctx context.Context) error {
-			state := d.State
-			return d.republish(ctx, d.remaining(), &state)
-		}, func() {
-			if d.died != nil {
-				d.observeSettled(middleware.EventDeadLettered, d.State, nil)
-			}
-		})
+	d.again("Message cannot be stored behind the messages of its key, holding it", 0)
 }
 
 // block writes the mark of a dead letter to the line, unless it is there already. A message without

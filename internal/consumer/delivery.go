@@ -88,15 +88,7 @@ func (s *Subscription) process(d *delivery) {
 		return
 	}
 	if d.remaining() > 0 {
-		d.settle("Waiting message cannot begin its next round, holding it",
-			func(ctx context.Context) error {
-				state := d.State
-				return d.republish(ctx, max(d.remaining(), time.Millisecond), &state)
-			}, func() {
-				if d.died != nil {
-					d.observeSettled(middleware.EventDeadLettered, d.State, nil)
-				}
-			})
+		d.again("Waiting message cannot begin its next round, holding it", time.Millisecond)
 		return
 	}
 	d.life.enter(decoding)
@@ -149,6 +141,18 @@ func (s *Subscription) process(d *delivery) {
 	case <-s.base.Done():
 		d.abandon()
 	}
+}
+
+// again publishes the message as it has come, with the rest of its delay.
+func (d *delivery) again(holding string, least time.Duration) {
+	d.settle(holding, func(ctx context.Context) error {
+		state := d.State
+		return d.republish(ctx, max(d.remaining(), least), &state)
+	}, func() {
+		if d.died != nil {
+			d.observeSettled(middleware.EventDeadLettered, d.State, nil)
+		}
+	})
 }
 
 // newDelivery makes a delivery of an arrival. end ends its context.

@@ -1,6 +1,6 @@
-// Package seam is where budgets and brakes plug into the core, so that a program without them links
-// none: middleware asks a Budget about its messages, topology lets a Brake join the other instances,
-// and consumer asks a Gate.
+// Package seam is where budgets and brakes plug into the core, so that a program without them
+// links none: middleware asks a Budget about its messages, topology lets a Brake join the other
+// instances, and consumer asks a Gate.
 package seam
 
 import (
