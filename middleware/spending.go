@@ -49,7 +49,8 @@ func WithBudget(budget Budget, only ...Selector) Option {
 			}
 			spent.only = append(spent.only, rule{Selector: selector})
 		}
-		if slices.ContainsFunc(s.budgets, func(other spending) bool { return other.Budget == spent.Budget }) {
+		isSame := func(other spending) bool { return other.Budget == spent.Budget }
+		if slices.ContainsFunc(s.budgets, isSame) {
 			return errors.New("WithBudget: the same budget is given twice: give it all selectors at once")
 		}
 		if spent.Keyed() && slices.ContainsFunc(s.budgets, spending.keyed) {
