@@ -112,10 +112,6 @@ func TestReplayByFormsAlone(t *testing.T) {
 	require.NotContains(t, body, "refresh")
 	require.Contains(t, colleague.get("/actions").body, "done: 20 of 20")
 	rig.AwaitDepth(t, h.url, "orders.dlq", 0)
-
-	a = v.post("/action/undo", url.Values{"id": {confirm.Get("id")}})
-	require.Equal(t, http.StatusConflict, a.StatusCode)
-	require.Contains(t, a.body, "stop its service first")
 }
 
 func TestStopAndResumeByForms(t *testing.T) {

@@ -35,7 +35,6 @@ func (h *Handler) actionRoutes() []route {
 		{pattern: "POST /action/start", role: RoleAct, serve: h.start},
 		{pattern: "POST /action/stop", role: RoleAct, serve: h.stop},
 		{pattern: "POST /action/resume", role: RoleAct, serve: h.again((*job.Manager).Resume)},
-		{pattern: "POST /action/undo", role: RoleAct, serve: h.again((*job.Manager).Undo)},
 	}
 }
 
@@ -233,7 +232,7 @@ type actionView struct {
 	Until     time.Time      // of the rehearsal
 	Own       bool           // the person who looks has rehearsed it
 	Diff      []diffLine
-	Followed  []job.Action // the actions that resume it or undo it
+	Followed  []job.Action // the actions that resume it
 }
 
 func (h *Handler) actionPage(w http.ResponseWriter, r *http.Request) error {

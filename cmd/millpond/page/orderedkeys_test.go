@@ -125,8 +125,6 @@ func TestKeysByForms(t *testing.T) {
 	h.awaitHandled("bad 1", "2", "3")
 	a = v.post("/action/rehearse", form)
 	require.Equal(t, http.StatusConflict, a.StatusCode, "its letter was another one")
-	a = v.post("/action/undo", url.Values{"id": {strings.TrimPrefix(address, "/action?id=")}})
-	require.Equal(t, http.StatusConflict, a.StatusCode, a.body)
 
 	h.mended.Store(false)
 	h.sends("order 18", "bad 4", "5")

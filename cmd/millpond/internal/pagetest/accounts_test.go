@@ -12,40 +12,6 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/rig"
 )
 
-// Given letters that were replayed while their service is down, then the engineer takes them back.
-func undone(t *testing.T, y *yard) {
-	h := y.newHouse(t)
-	h.crowd(20)
-	h.services["orders"].Stop()
-	h.act()
-	b := h.tab()
-	b.tolerate("status of 4")
-	m := mouse{b}
-	b.visit("/act?queue=orders&error=refused")
-	m.fill("First letters to watch", "0")
-	m.fill("Watch a step for at most", "1s")
-	m.press("Rehearse the replay")
-	b.see("watch not less than settle") // at the rehearsal, not after the confirmation
-	b.visit("/act?queue=orders&error=refused")
-	m.fill("First letters to watch", "0")
-	m.fill("Handled if seen nowhere for", "1s")
-	m.fill("Watch a step for at most", "1s")
-	m.press("Rehearse the replay")
-	b.see("Nothing has moved yet", "consumers 0")
-	m.press("Replay")
-	b.ended()
-	b.shot("replayed")
-	rig.AwaitDepth(t, h.url, "orders", 20)
-	m.press("Rehearse an undo")
-	b.see("Nothing has moved yet", "Take back 20 replayed letters")
-	b.shot("undo")
-	m.press("Take back")
-	b.ended()
-	b.see("20 of 20")
-	rig.AwaitDepth(t, h.url, "orders", 0)
-	rig.AwaitDepth(t, h.url, "orders.dlq", 20)
-}
-
 // Given an account that may read and an account that may act, then each can do that and no more.
 func roles(t *testing.T, y *yard) {
 	h := y.newHouse(t)

@@ -33,7 +33,6 @@ func TestPage(t *testing.T) {
 		{"without scripts", withoutScripts},
 		{"two pages", twoPages},
 		{"killed", killed},
-		{"undone", undone},
 		{"roles", roles},
 		{"masked", masked},
 		{"many letters", manyLetters},

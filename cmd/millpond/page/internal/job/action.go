@@ -1,5 +1,5 @@
 // Package job runs the actions of a page: replays and edits of dead letters, discards,
-// returns of stranded messages, releases and cancels of waiting ones, and the undo of a replay.
+// returns of stranded messages, releases and cancels of waiting ones.
 //
 // An action is rehearsed first (Manager.Rehearse), which moves nothing and returns its count, its
 // words and a digest. It begins when a person confirms that digest (Manager.Start), and moves no
@@ -166,12 +166,6 @@ func (a Action) Active() bool { return a.State == StateRunning || a.State == Sta
 func (a Action) Resumable() bool {
 	return a.Request.Kind != Edit && a.Progress.Done < a.Count &&
 		slices.Contains([]State{StateStopped, StateFailed, StateInterrupted}, a.State)
-}
-
-// Undoable reports whether Manager.Undo is worth a try.
-func (a Action) Undoable() bool {
-	return a.Request.Kind == Replay && a.Progress.Ramp != nil && a.Progress.Done > 0 &&
-		!a.Active() && a.State != StateRehearsed
 }
 
 // Outcome says in a sentence how far the action is.

@@ -38,9 +38,6 @@ type Rehearsal struct {
 // Rehearse looks at the messages and moves none. The action that it returns waits for Start with
 // its digest, for 15 minutes.
 func (m *Manager) Rehearse(ctx context.Context, who string, r Request) (Rehearsal, error) {
-	if r.Kind == Undo {
-		return Rehearsal{}, fmt.Errorf("%w: an undo names its action", ErrRequest)
-	}
 	r.Of, r.Runs = "", nil
 	return m.rehearse(ctx, who, r.clone(), topology.Plan{})
 }
@@ -56,37 +53,11 @@ func (m *Manager) Resume(ctx context.Context, who, id string) (Rehearsal, error)
 		return Rehearsal{}, fmt.Errorf("resume: %w: it is %s: %s", ErrState, a.State, a.Outcome())
 	}
 	r := a.Request.clone()
-	if r.Kind == Undo {
-		return m.Undo(ctx, who, r.Of)
-	}
 	r.Of = a.ID
 	if a.Progress.Ramp != nil {
 		r.Runs = append(r.Runs, a.Progress.Ramp.Run)
 	}
 	return m.rehearse(ctx, who, r, topology.Plan{})
-}
-
-// Undo rehearses to take back the letters of a replay that no handler has had. The error wraps
-// operate.ErrUnsafe or operate.ErrUnsafePeek, and says why, where the messages of the queue must
-// not be taken: above all while it has consumers.
-func (m *Manager) Undo(ctx context.Context, who, id string) (Rehearsal, error) {
-	a, err := m.Action(id)
-	switch {
-	case err != nil:
-		return Rehearsal{}, err
-	case a.Request.Kind == Replay && !a.Request.watched():
-		return Rehearsal{}, fmt.Errorf("undo: %w: letters that went to another queue carry no mark "+
-			"by which they could be found", ErrState)
-	case a.Request.Kind == Edit:
-		return Rehearsal{}, fmt.Errorf("undo: %w: an edited letter carries no mark; its original "+
-			"is in queue %q", ErrState, a.Source+".originals")
-	case !a.Undoable():
-		return Rehearsal{}, fmt.Errorf("undo: %w: only letters that were replayed can be taken back, "+
-			"after the replay has ended", ErrState)
-	}
-	return m.rehearse(ctx, who, Request{
-		Kind: Undo, Queue: a.Request.Queue, Of: a.ID, Runs: []string{a.Progress.Ramp.Run},
-	}, topology.Plan{})
 }
 
 // Rehearsal returns a rehearsal that was not started yet.
@@ -138,10 +109,8 @@ func (m *Manager) rehearse(
 		case ReplayKey:
 			a.keys = append(a.keys, plan.Line)
 		}
-		if r.Kind == Release || r.Kind == Cancel || r.Kind == Undo {
-			a.Source = r.Queue
-		}
 		if r.Kind == Release || r.Kind == Cancel {
+			a.Source = r.Queue
 			for _, q := range plan.Queues {
 				if q.Delay > 0 {
 					a.keys = append(a.keys, q.Name)
@@ -217,16 +186,6 @@ func (m *Manager) look(ctx context.Context, a *action) (found Rehearsal, err err
 			a.Count -= left.Messages
 			found.Notes = append(found.Notes, fmt.Sprintf(
 				"%d stay, because their queue %q does not exist", left.Messages, left.Queue))
-		}
-		return found, err
-	case Undo:
-		p, err := o.TakeBack(ctx, a.plan, operate.TakeBackOptions{
-			Run: a.Request.Runs[0], DryRun: true,
-		})
-		a.Count, found.Found = p.Chosen, progressOf(p)
-		if p.Refused > 0 {
-			found.Notes = append(found.Notes, fmt.Sprintf(
-				"%d stay, because a handler had them since their replay", p.Refused))
 		}
 		return found, err
 	}

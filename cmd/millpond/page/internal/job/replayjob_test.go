@@ -2,7 +2,6 @@ package job_test
 
 import (
 	"context"
-	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
 	"github.com/millpond-go/millpond/internal/testing/rig"
-	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -239,71 +237,4 @@ func TestReplayToAnotherQueue(t *testing.T) {
 	require.Equal(t, 5, a.Progress.Done)
 	require.Contains(t, a.Words, "all that are there; they go to queue")
 	require.Equal(t, numbered(0, 5), bodies(y.drain(other, 5)))
-	_, err := y.Undo(t.Context(), "alice", a.ID)
-	require.ErrorIs(t, err, job.ErrState)
-}
-
-func TestUndoTakesBackWhatNoHandlerHad(t *testing.T) {
-	t.Parallel()
-	for _, kind := range []topology.QueueType{topology.Quorum, topology.Classic} {
-		t.Run(string(kind), func(t *testing.T) {
-			t.Parallel()
-			y := newYard(t, kind)
-			fresh := func(from int) {
-				for i := range 5 {
-					m := y.letter(from+i, "")
-					m.Headers = nil
-					y.publish(y.queue, m)
-				}
-			}
-			y.die(0, 20, refused)
-			before := y.drain(y.dead, 20)
-			y.die(0, 20, refused)
-			fresh(100)
-			a := y.act(quick(job.Filter{Error: refused}))
-			require.Equal(t, 20, a.Progress.Done)
-			fresh(200)
-
-			y.depth(y.queue, 30)
-			handled, end := y.consume()
-			for range 30 {
-				rig.Await(t, handled)
-			}
-			_, err := y.Undo(t.Context(), "alice", a.ID)
-			require.ErrorIs(t, err, operate.ErrUnsafe, "its service may get the messages")
-			require.ErrorContains(t, err, "stop its service first")
-			end()
-
-			y.die(0, 20, refused)
-			fresh(100)
-			a = y.act(quick(job.Filter{Error: refused}))
-			fresh(200)
-			first, _, err := y.ch.Get(y.queue, true) // one fresh message is handled
-			require.NoError(t, err)
-			require.Equal(t, "body 100", string(first.Body))
-			var h job.Rehearsal
-			// A quorum queue may count the consumers that have ended for a while.
-			testbroker.WaitFor(t, "no consumer to be counted", rig.Patience, func() bool {
-				h, err = y.Undo(t.Context(), "alice", a.ID)
-				return !errors.Is(err, operate.ErrUnsafe)
-			})
-			require.NoError(t, err)
-			require.Equal(t, 20, h.Count)
-			require.Contains(t, h.Words, "Take back 20 replayed letters")
-			undo := y.ended(y.confirm(h).ID)
-			require.Equal(t, job.StateDone, undo.State, undo.Error)
-			require.Equal(t, 20, undo.Progress.Done)
-			back := y.drain(y.dead, 20)
-			for i := range back {
-				for _, key := range []string{"millpond-publish", "x-delivery-count"} {
-					delete(back[i].Headers, key)
-					delete(before[i].Headers, key)
-				}
-				require.Equal(t, before[i].Headers, back[i].Headers)
-				require.Equal(t, before[i].Body, back[i].Body)
-			}
-			require.Equal(t, slices.Concat(numbered(101, 4), numbered(200, 5)),
-				bodies(y.drain(y.queue, 9)), "the order of the other messages")
-		})
-	}
 }

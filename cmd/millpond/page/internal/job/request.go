@@ -39,13 +39,11 @@ const (
 	ReleaseKey Kind = "release-key"
 	// ReplayKey moves the dead letters of a key back in their order.
 	ReplayKey Kind = "replay-key"
-	// Undo takes letters back that were replayed and have not been consumed. Manager.Undo makes it.
-	Undo Kind = "undo"
 )
 
 var verbs = map[Kind]string{
 	Replay: "Replay", Edit: "Edit and replay", Discard: "Discard", Return: "Return",
-	Release: "Release", Cancel: "Cancel", Undo: "Take back",
+	Release: "Release", Cancel: "Cancel",
 	ReleaseKey: "Release a key", ReplayKey: "Replay a key",
 }
 
@@ -83,7 +81,7 @@ type Request struct {
 	// Change belongs to Edit. It is never written to a file.
 	Change *Change `json:"-"`
 
-	// Of is the action that this one resumes or undoes, and Runs are the runs of the actions that it
+	// Of is the action that this one resumes, and Runs are the runs of the actions that it
 	// resumes: letters that are dead again since are passed over. The Manager sets both.
 	Of   string   `json:"of,omitempty"`
 	Runs []string `json:"runs,omitempty"`
@@ -219,7 +217,7 @@ func (r *Request) check() error {
 	refuse(keyed && r.Key == "", "the key is not known any more: look at the keys of the queue again")
 	refuse(keyed && (r.All || !r.Filter.Empty()), "an action on a key takes no filter")
 	refuse(r.Kind == ReleaseKey && r.Mark == "", "the key is not blocked")
-	if r.Kind != Undo && !keyed {
+	if !keyed {
 		if r.Filter.Empty() && !r.All {
 			problems = append(problems, ErrNoFilter)
 		}
@@ -303,23 +301,16 @@ func (r *Request) words(n int, dead string) string {
 		one, many = "stranded message", "stranded messages"
 	case Release, Cancel:
 		one, many = "waiting message", "waiting messages"
-	case Undo:
-		one, many = "replayed letter", "replayed letters"
 	}
 	chosen := "all that are there"
 	if f := r.Filter.String(); f != "" {
 		chosen = f
-	}
-	if r.Kind == Undo {
-		chosen = "of the action " + r.Of + " that no handler has had"
 	}
 	if n == 1 {
 		many = one
 	}
 	text := fmt.Sprintf("%s %d %s of queue %q, %s", verbs[r.Kind], n, many, r.Queue, chosen)
 	switch {
-	case r.Kind == Undo:
-		text += fmt.Sprintf("; they go back to queue %q", dead)
 	case r.To != "":
 		text += fmt.Sprintf("; they go to queue %q", r.To)
 	case r.Kind == Discard:

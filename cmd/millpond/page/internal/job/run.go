@@ -44,12 +44,6 @@ func (m *Manager) run(ctx context.Context, a *action) error {
 		})
 		report(res.Progress)
 		return err
-	case Undo:
-		p, err := o.TakeBack(ctx, a.plan, operate.TakeBackOptions{
-			Run: r.Runs[0], Limit: a.Count, Progress: report,
-		})
-		report(p)
-		return err
 	}
 	return m.endWait(ctx, o, a)
 }

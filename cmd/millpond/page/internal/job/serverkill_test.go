@@ -25,7 +25,7 @@ import (
 )
 
 // mortalServer tells this test binary to be the server that is killed: a kind of action, a kind of
-// queue, the queue, the folder, and the action that is undone.
+// queue, the queue, and the folder.
 const mortalServer = "MILLPOND_TEST_SERVER"
 
 // beServer opens a Manager, resumes the action that the server before has left, or begins one, and
@@ -39,7 +39,7 @@ func beServer(words []string) {
 }
 
 func serve(words []string) error {
-	kind, queue, folder, of := job.Kind(words[0]), words[2], words[3], words[4]
+	kind, queue, folder := job.Kind(words[0]), words[2], words[3]
 	ctx := context.Background()
 	o, err := operate.Open(ctx, os.Getenv("AMQP_URL"), operate.WithoutPolicyCheck())
 	if err != nil {
@@ -60,8 +60,6 @@ func serve(words []string) error {
 	switch last := m.Actions(); {
 	case len(last) > 0 && last[0].Resumable():
 		h, err = m.Resume(ctx, "alice", last[0].ID)
-	case kind == job.Undo:
-		h, err = m.Undo(ctx, "alice", of)
 	default:
 		h, err = m.Rehearse(ctx, "alice", job.Request{
 			Kind: kind, Queue: queue, Filter: job.Filter{Error: refused},
@@ -92,11 +90,11 @@ func serve(words []string) error {
 
 // server runs the server until it has done so many messages, and kills it (-9). It returns the
 // number that was rehearsed. ended says that the action has ended before.
-func (y *yard) server(kind job.Kind, of string, after int) (rehearsed int, ended bool) {
+func (y *yard) server(kind job.Kind, after int) (rehearsed int, ended bool) {
 	y.t.Helper()
 	child := exec.Command(os.Args[0], "-test.run=^$")
 	child.Env = append(os.Environ(), "AMQP_URL="+y.url, mortalServer+"="+strings.Join([]string{
-		string(kind), string(y.strategy.Type), y.queue, y.folder, of,
+		string(kind), string(y.strategy.Type), y.queue, y.folder,
 	}, "|"))
 	out, err := child.StdoutPipe()
 	require.NoError(y.t, err)
@@ -120,7 +118,7 @@ func (y *yard) server(kind job.Kind, of string, after int) (rehearsed int, ended
 
 // killed kills the server five times in the middle of an action, looks at the next one, and lets
 // that finish.
-func (y *yard) killed(kind job.Kind, of string, after int, source string) {
+func (y *yard) killed(kind job.Kind, after int, source string) {
 	y.t.Helper()
 	require.NoError(y.t, y.Close())
 	kills := 0
@@ -130,7 +128,7 @@ func (y *yard) killed(kind job.Kind, of string, after int, source string) {
 			wait = 1 << 30
 		}
 		var rehearsed int
-		rehearsed, ended = y.server(kind, of, wait)
+		rehearsed, ended = y.server(kind, wait)
 		if ended {
 			break
 		}
@@ -166,7 +164,7 @@ func TestServerKilledInAReplay(t *testing.T) {
 	const n, batch = 5000, 64
 	y := newYard(t, "")
 	y.die(0, n, refused)
-	y.killed(job.Replay, "", 400, y.dead)
+	y.killed(job.Replay, 400, y.dead)
 	y.depth(y.dead, 0)
 	y.requireAll(n, 5*batch, bodies(y.drainAll(y.queue, n)))
 
@@ -177,24 +175,12 @@ func TestServerKilledInAReplay(t *testing.T) {
 	require.Equal(t, 1, strings.Count(string(log), `"event":"done"`))
 }
 
-func TestServerKilledInAnUndo(t *testing.T) {
-	t.Parallel()
-	const n, batch = 2000, 64
-	y := newYard(t, topology.Classic)
-	y.die(0, n, refused)
-	a := y.act(quick(job.Filter{Error: refused}))
-	require.Equal(t, n, a.Progress.Done, a.Error)
-	y.killed(job.Undo, a.ID, 100, y.queue)
-	y.depth(y.queue, 0)
-	y.requireAll(n, 5*batch, bodies(y.drainAll(y.dead, n)))
-}
-
 func TestServerKilledInADiscard(t *testing.T) {
 	t.Parallel()
 	const n, batch = 3000, 200
 	y := newYard(t, "")
 	y.die(0, n, refused)
-	y.killed(job.Discard, "", 200, y.dead)
+	y.killed(job.Discard, 200, y.dead)
 	y.depth(y.dead, 0)
 	var found []string
 	files, err := filepath.Glob(filepath.Join(y.folder, "discarded", "*.jsonl"))
