@@ -23,7 +23,6 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
-	"github.com/millpond-go/millpond/middleware/outcomelog"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -92,8 +91,6 @@ func TestEveryWayIsToldLoggedAndCounted(t *testing.T) {
 	}
 
 	var told events
-	var outcomes rig.Logs // a line for each outcome
-	outcome := outcomelog.New(&outcomes)
 	m, registry := newMetrics(t)
 	var mu sync.Mutex
 	calls := map[string]int{}
@@ -148,13 +145,13 @@ func TestEveryWayIsToldLoggedAndCounted(t *testing.T) {
 			cfg.Queue.Arguments, cfg.Marshaler = quorum, picky{}
 		},
 		ClientOptions: []topology.Option{
-			topology.WithObserver(outcome, &told, m), topology.WithConfirmTimeout(2 * time.Second),
+			topology.WithObserver(&told, m), topology.WithConfirmTimeout(2 * time.Second),
 		},
 		SubscriberOptions: []topology.SubscriberOption{
 			topology.WithDrainTimeout(100 * time.Millisecond),
 		},
 		RetryOptions: []middleware.Option{
-			middleware.WithObserver(outcome, &told, m),
+			middleware.WithObserver(&told, m),
 			middleware.WithClassifier(middleware.PermanentErrors(errInvalid)),
 		},
 		Outer: []message.HandlerMiddleware{nackOnce}, Handle: handle,
@@ -203,15 +200,6 @@ func TestEveryWayIsToldLoggedAndCounted(t *testing.T) {
 			require.Equal(t, queue, entry.Fields["queue"], entry)
 		}
 		require.Equal(t, way.lines, lines, way.id)
-		var logged []string
-		for _, entry := range outcomes.About(way.id) {
-			require.Equal(t, "Outcome of a message", entry.Msg)
-			logged = append(logged, entry.Fields["outcome"].(string))
-		}
-		want = slices.DeleteFunc(want, func(kind string) bool {
-			return kind == "failing" || kind == "recovered"
-		})
-		require.Equal(t, want, logged, "%s: each outcome has one line", way.id)
 	}
 	for _, way := range ways { // nothing came late
 		for _, e := range told.about(way.id) {

@@ -68,7 +68,6 @@ var library = map[string][]string{
 		module + "/backoff", module + "/middleware/header", module + "/internal/brake",
 		module + "/internal/fleet", module + "/internal/seam", watermill,
 	},
-	"middleware/outcomelog": {module + "/middleware", watermill},
 	"middleware/middlewaretest": {
 		module + "/middleware/header", module + "/middleware", module + "/internal/ladder",
 		watermill + "/…",
