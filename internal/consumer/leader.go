@@ -84,21 +84,10 @@ func (s *Subscription) checkToken(ch *amqp.Channel) error {
 
 // token takes a token. It reports whether this process may go on to lead.
 func (s *Subscription) token(o *inOrder, raw amqp.Delivery, note order.Note) bool {
-	published, mine := o.mine[note.Name]
-	delete(o.mine, note.Name)
-	if mine { // the leader before has acked the tokens that were published earlier and are not back
-		maps.DeleteFunc(o.mine, func(_ string, at time.Time) bool { return at.Before(published) })
-	}
+	published, mine := o.back(note.Name)
 	o.ahead = max(o.ahead, note.Ahead)
-	o.mu.Lock()
-	before := o.line.Epoch()
-	if raw.Redelivered && !mine { // the process before had it in hand, in front of all that came later
-		o.line.Led(note.Epoch)
-	}
-	counts := o.line.Seen(note.Epoch)
-	o.mu.Unlock()
-	if !mine && !(counts && s.believes(&raw)) { // of a user who is not believed the epoch counts
-		s.logDisbelief(&raw, note)
+	before, believed := s.weigh(o, &raw, note, mine)
+	if !believed {
 		note = order.Note{}
 	}
 	if note.Epoch == 0 && note.Trying.Epoch > 0 {
@@ -131,13 +120,44 @@ func (s *Subscription) token(o *inOrder, raw amqp.Delivery, note order.Note) boo
 	}
 	o.tokens = []amqp.Delivery{raw}
 	o.renewLease(published.Add(lease))
-	if o.gate == "" {
-		return true
+	return o.gate == "" || s.lead(o, note.Epoch)
+}
+
+// back reports whether a token is of this process, and when that published it. The leader before has
+// acked the tokens that were published earlier and are not back.
+func (o *inOrder) back(name string) (published time.Time, mine bool) {
+	if published, mine = o.mine[name]; mine {
+		delete(o.mine, name)
+		maps.DeleteFunc(o.mine, func(_ string, at time.Time) bool { return at.Before(published) })
 	}
-	o.gate = ""
-	o.epoch.Store(note.Epoch)
+	return published, mine
+}
+
+// weigh notes the epoch of a token, which counts whoever has published it, and reports whether the
+// token is believed. before is the highest epoch that was seen before.
+func (s *Subscription) weigh(
+	o *inOrder, raw *amqp.Delivery, note order.Note, mine bool,
+) (before uint64, believed bool) {
 	o.mu.Lock()
-	o.line.Know(note.Epoch, o.whole)
+	before = o.line.Epoch()
+	if raw.Redelivered && !mine { // the process before had it in hand, in front of all that came later
+		o.line.Led(note.Epoch)
+	}
+	counts := o.line.Seen(note.Epoch)
+	o.mu.Unlock()
+	believed = mine || counts && s.believes(raw)
+	if !believed {
+		s.logDisbelief(raw, note)
+	}
+	return before, believed
+}
+
+// lead begins to lead: the token has come back, so everything in the line is known.
+func (s *Subscription) lead(o *inOrder, epoch uint64) bool {
+	o.gate = ""
+	o.epoch.Store(epoch)
+	o.mu.Lock()
+	o.line.Know(epoch, o.whole)
 	o.mu.Unlock()
 	for _, f := range o.later {
 		f()
@@ -148,7 +168,7 @@ func (s *Subscription) token(o *inOrder, raw amqp.Delivery, note order.Note) boo
 		o.since = time.Now().UTC()
 		s.beCareful(o, o.crashes >= mostCrashes)
 	case o.came && !o.whole:
-		return s.shut(o, note.Epoch)
+		return s.shut(o, epoch)
 	}
 	return true
 }

@@ -134,8 +134,7 @@ func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
 	o := c.inOrder
 	o.reading = time.Now()
 	defer o.keepLead()
-	var pace *time.Timer
-	timer := time.NewTimer(0)
+	timer, pace := time.NewTimer(0), (*time.Timer)(nil)
 	defer timer.Stop()
 	beat := time.NewTicker(leaseBeat)
 	defer beat.Stop()
@@ -143,116 +142,113 @@ func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
 	defer o.late.Stop()
 	renew := time.NewTicker(min(max(c.hold/2, time.Second), mostRenewal))
 	defer renew.Stop()
-	var quiet <-chan time.Time
-	if c.probing {
-		ticker := time.NewTicker(clock.Wait(quietProbe))
-		defer ticker.Stop()
-		quiet = ticker.C
-	}
-	limit := s.probeLimit(c)
-	if c.single && !o.leads() && !s.beat(o) {
-		return false
-	}
-	shut := s.gate.Shut()
-	if c.single { // a probe is for a gate that is shut
-		shut = nil
-	}
-	for {
+	quiet, endQuiet := c.quiet()
+	defer endQuiet()
+	over, unwatch := s.over(c)
+	defer unwatch()
+	for goOn := !c.single || o.leads() || s.beat(o); goOn; {
 		s.openMain(o)
 		if o.next == nil {
 			o.next = o.take(timer)
 		}
-		next := o.next
 		var start, freed <-chan struct{}
 		var paced <-chan time.Time
-		switch {
-		case next == nil || !o.leads():
-		case o.careful && next.isTried() && !s.try(o, next):
-		case s.mayBegin(o, next):
-			if pace, paced = s.paced(pace); paced == nil || c.single {
-				start, paced = always, nil
-			}
-		default:
-			freed = s.places.freed
-		}
-		var fromMain <-chan amqp.Delivery
-		var mainGone <-chan struct{}
-		switch {
-		case o.main == nil:
-		case o.key == nil:
-			fromMain = o.main.deliveries
-		default:
-			mainGone = o.main.ctx.Done()
-		}
+		pace, start, freed, paced = s.offer(o, pace)
+		fromMain, mainGone := o.mainChannels()
 		select {
 		case raw, ok := <-c.deliveries:
-			if !ok || !s.fromLine(c, raw) {
-				c.ended = true
-				return false
-			}
+			goOn = c.orEnds(ok && s.fromLine(c, raw))
 		case opened := <-o.opened:
-			if opened.err != nil {
-				o.opening = false
-				s.logger.Error("Cannot consume the queue, trying again", opened.err, nil)
-				return false
-			}
-			o.main, o.opening = opened.consumer, false
-			o.main.inOrder = o
+			goOn = s.mainOpened(o, opened)
 		case raw, ok := <-fromMain:
-			if !ok || !s.fromMain(o, raw) {
-				c.ended = true
-				return false
-			}
+			goOn = c.orEnds(ok && s.fromMain(o, raw))
 		case <-mainGone:
-			c.ended = true
-			return false
+			goOn = c.orEnds(false)
 		case key := <-o.key:
-			if !s.keyed(o, key) {
-				c.ended = true
-				return false
-			}
+			goOn = c.orEnds(s.keyed(o, key))
 		case <-o.late.C:
 			s.logLateKey(o)
 		case <-start:
-			if !next.Follows {
-				if look := s.gate.Start(next.Item.at); look != nil {
-					s.wg.Go(func() { s.look(c.conn, look) })
-				}
-			}
-			s.begun(next.Item.on, next.Item.with(next))
-			if o.next = nil; c.single && !next.Follows {
-				return true
-			}
+			begun = s.beginStep(o)
+			goOn = !begun
 		case <-freed:
 		case <-paced:
 		case <-o.changed:
 		case <-timer.C:
 		case <-beat.C:
-			if !s.beat(o) {
-				return false
-			}
+			goOn = s.beat(o)
 		case <-renew.C:
-			if !s.renew(o) {
-				return false
-			}
+			goOn = s.renew(o)
 		case <-quiet:
 			if o.next == nil && o.key == nil && s.places.areEmpty() { // else the probe is undecided
 				s.outage.quiet(clock.Wait(quietProbe))
 			}
-		case <-limit:
-			return false
-		case <-c.enough:
-			return false
-		case <-s.outage.over(c.probing):
-			return false
-		case <-shut:
-			return false
-		case <-s.stop.Done():
-			return false
-		case <-c.ctx.Done():
-			return false
+		case <-over:
+			return begun
 		}
 	}
+	return begun
+}
+
+// offer returns the channel of which one has a value when the next step may begin: start now, freed
+// when a place is free, or paced later. A step that must not begin yet has none.
+func (s *Subscription) offer(o *inOrder, timer *time.Timer) (
+	pace *time.Timer, start, freed <-chan struct{}, paced <-chan time.Time,
+) {
+	next := o.next
+	switch {
+	case next == nil || !o.leads():
+	case o.careful && next.isTried() && !s.try(o, next):
+	case s.mayBegin(o, next):
+		if timer, paced = s.paced(timer); paced == nil || o.lines.single {
+			start, paced = always, nil
+		}
+	default:
+		freed = s.places.freed
+	}
+	return timer, start, freed, paced
+}
+
+// beginStep begins the next step, and reports whether it is the message of a probe.
+func (s *Subscription) beginStep(o *inOrder) (probe bool) {
+	next := o.next
+	if !next.Follows {
+		if look := s.gate.Start(next.Item.at); look != nil {
+			s.wg.Go(func() { s.look(o.lines.conn, look) })
+		}
+	}
+	s.begun(next.Item.on, next.Item.with(next))
+	o.next = nil
+	return o.lines.single && !next.Follows
+}
+
+// mainChannels returns the deliveries of the main queue, or the end of its channel while the key of
+// one of them is not known.
+func (o *inOrder) mainChannels() (deliveries <-chan amqp.Delivery, gone <-chan struct{}) {
+	switch {
+	case o.main == nil:
+		return nil, nil
+	case o.key == nil:
+		return o.main.deliveries, nil
+	}
+	return nil, o.main.ctx.Done()
+}
+
+func (s *Subscription) mainOpened(o *inOrder, opened newMain) (goOn bool) {
+	o.opening = false
+	if opened.err != nil {
+		s.logger.Error("Cannot consume the queue, trying again", opened.err, nil)
+		return false
+	}
+	o.main = opened.consumer
+	o.main.inOrder = o
+	return true
+}
+
+// orEnds notes that the consumer has ended, unless it can go on.
+func (c *consumer) orEnds(goOn bool) bool {
+	c.ended = c.ended || !goOn
+	return goOn
 }
 
 // with returns the arrival as a step.
@@ -267,15 +263,6 @@ func (s *Subscription) mayBegin(o *inOrder, next *step) bool {
 		return s.places.areFree()
 	}
 	return s.places.areEmpty()
-}
-
-// probeLimit returns a channel that has a value when a probe has waited for its message long
-// enough. It is nil for other consumers.
-func (s *Subscription) probeLimit(c *consumer) <-chan time.Time {
-	if !c.single {
-		return nil
-	}
-	return time.After(probeWait)
 }
 
 // isTried reports whether a token must name the message before it begins, if messages are tried.

@@ -31,13 +31,12 @@ func (s *Subscription) receive(c *consumer) []arrival {
 		return nil
 	}
 	var in intake
-	var quiet, slow <-chan time.Time
+	var slow <-chan time.Time
 	var pace *time.Timer
-	if c.probing {
-		ticker := time.NewTicker(clock.Wait(quietProbe))
-		defer ticker.Stop()
-		quiet = ticker.C
-	}
+	quiet, endQuiet := c.quiet()
+	defer endQuiet()
+	over, unwatch := s.over(c)
+	defer unwatch()
 	if every := s.slowCheck(c); every > 0 {
 		ticker := time.NewTicker(every)
 		defer ticker.Stop()
@@ -83,18 +82,43 @@ func (s *Subscription) receive(c *consumer) []arrival {
 			if s.waitsTooLong(c, &in) || s.keepsUp(c, &in) {
 				return in.rest()
 			}
-		case <-c.enough:
-			return in.rest()
-		case <-s.outage.over(c.probing):
-			return in.rest()
-		case <-s.gate.Shut():
-			return in.rest()
-		case <-s.stop.Done():
-			return in.rest()
-		case <-c.ctx.Done():
+		case <-over:
 			return in.rest()
 		}
 	}
+}
+
+// quiet returns a channel that ticks while the consumer probes after an outage, and the end of that.
+func (c *consumer) quiet() (ticks <-chan time.Time, end func()) {
+	if !c.probing {
+		return nil, func() {}
+	}
+	ticker := time.NewTicker(clock.Wait(quietProbe))
+	return ticker.C, ticker.Stop
+}
+
+// over returns a channel that is closed when a consumer must receive no more, although its
+// deliveries have not ended: the subscription stops, the outage is over, the gate is shut, or a
+// probe has waited for its message long enough. unwatch must be called.
+func (s *Subscription) over(c *consumer) (over <-chan struct{}, unwatch func()) {
+	ctx, cancel := context.WithCancel(s.stop)
+	shut, limit := s.gate.Shut(), (<-chan time.Time)(nil)
+	if c.single { // while the gate is shut
+		shut, limit = nil, time.After(probeWait)
+	}
+	ended := s.outage.over(c.probing)
+	go func() {
+		defer cancel()
+		select {
+		case <-c.enough:
+		case <-ended:
+		case <-shut:
+		case <-limit:
+		case <-c.ctx.Done():
+		case <-ctx.Done():
+		}
+	}()
+	return ctx.Done(), cancel
 }
 
 // begun starts the handling of a delivery.
