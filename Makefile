@@ -4,7 +4,7 @@
 #     TESTARGS  more arguments for go test: TESTARGS='-run Outbox -v'
 #     PARALLEL  how many tests of a package run at once (default 10: they mostly wait)
 #     BROKER    the RabbitMQ of test, demo, bench, chaos and order: 4.0, 4.3, or nothing for the installed one
-#     LENGTH    how long make random and make order run: 10m (default: 1h); SEED is the first seed (default: 1)
+#     LENGTH    how long make order runs: 10m (default: 1h); SEED is the first seed (default: 1)
 #     ARGS      arguments of demo, bench, chaos, order, model and soak
 
 GO       ?= go
@@ -21,7 +21,7 @@ MODULES  := $(shell sed -n 's/^\t\(\..*\)/\1/p' go.work)
 POSTGRES := ./examples/outbox
 PAGETEST := ./cmd/millpond/internal/pagetest
 # The packages that take longest begin first.
-LONGEST  := ./internal/testing/e2e ./internal/testing/random ./topology/operate ./cmd/millpond \
+LONGEST  := ./internal/testing/e2e ./topology/operate ./cmd/millpond \
 	./internal/testing/month ./topology/operate/doctor
 PKG      ?= $(LONGEST) $(patsubst %,%/...,$(filter-out $(POSTGRES) $(PAGETEST),$(MODULES)))
 
@@ -137,11 +137,6 @@ order: ## let everything break around messages of a thousand keys for LENGTH, an
 	@$(INSTALL) broker
 	@$(GO) build -o bin/inorder ./internal/testing/inorder
 	@MILLPOND_BROKER='$(BROKER)' ./bin/inorder -length '$(LENGTH)' -seed '$(SEED)' $(ARGS)
-
-random: ## run random programs for an hour, or for LENGTH, each judged; a failure is shrunk to a test to paste
-	@$(INSTALL) compiler broker
-	@AMQP_URL= MILLPOND_RANDOM='$(LENGTH) $(SEED)' MILLPOND_NO_BROKER= MILLPOND_REQUIRE_BROKER=1 MILLPOND_BROKER='$(BROKER)' \
-		$(GO) test $(RACE) -count 1 -timeout 0 -v -run '^TestRandomProgramsForLong$$' $(TESTARGS) ./internal/testing/random
 
 model: ## search all states of a model of the hand-over, and find planted defects; installs what is missing
 	@$(INSTALL) compiler spin

@@ -116,7 +116,6 @@ var notRun = []struct{ begins, reason string }{
 	{"make bench-overload", "TestOverloadIsDrawnAsSimulated runs the same simulation"},
 	{"make bench-docs", "writes the pictures of docs/performance.md"},
 	{"make bench-go", "measures"},
-	{"make random", "takes an hour or LENGTH; TestAFewRandomPrograms runs fewer programs"},
 	{"make chaos", "takes minutes; TestChaos… runs the same storm for less long"},
 	{"make chaos-bugs", "takes minutes"},
 	{"make order", "takes an hour or LENGTH; the tests of inorder run the same for less long"},
