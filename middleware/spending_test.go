@@ -218,7 +218,7 @@ func TestBadBudgets(t *testing.T) {
 			t.Errorf("got %v, want %s", err, want)
 		}
 	}
-	one, err := budget.New(budget.Config{Retries: 1})
+	one, err := budget.New(budget.Config{Retries: 1, Brake: (*outage.Brake)(nil)})
 	require.NoError(t, err)
 	unlisted := backoff.Limit{
 		Policy: backoff.PolicyFunc(

@@ -170,7 +170,8 @@ func WithPreProvisioned() Option {
 // send no user, and are ignored too. Name the users of all instances, the user of this Client among
 // them, and of the operators. While users change, name the old and the new ones. Where a user is
 // not named, or the broker takes his name from a certificate or a token, Subscribe to a queue in
-// order returns an error, and a brake logs one and works for its process alone.
+// order returns an error, a process that connects again logs it and consumes nothing, and a brake
+// logs it and works for its process alone.
 //
 // Default: all users are believed.
 func WithControlUsers(names ...string) Option {

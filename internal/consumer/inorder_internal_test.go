@@ -194,6 +194,11 @@ func TestForgedNotesOfSurvivalAreBounded(t *testing.T) {
 	}
 	require.LessOrEqual(t, len(o.alive), order.MaxCrashes)
 	require.Equal(t, 1, o.crashes, "the last one is true")
+	for n := range 1001 {
+		note := order.Note{Kind: order.Token, Name: "x", Trying: order.ID{Epoch: uint64(n + 9000)}}
+		require.True(t, s.token(o, amqp.Delivery{}, note))
+	}
+	require.Equal(t, 1, o.crashes, "the true one is not forgotten")
 }
 
 // While messages are tried, the messages that follow are taken one by one: each needs room in the

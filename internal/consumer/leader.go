@@ -64,14 +64,23 @@ func (s *Subscription) checkUser(conn *link.Conn) error {
 		"add it", users, user)
 }
 
+// tokenCheck is how long Subscribe waits for the broker to read a token. During an alarm it reads
+// nothing.
+const tokenCheck = 5 * time.Second
+
 // checkToken waits until the broker has read a token. It refuses the user of a message whom it
-// knows by another name (F15).
-func (s *Subscription) checkToken(ch *amqp.Channel) error {
+// knows by another name (F15), and closes the channel.
+func (s *Subscription) checkToken(ch *amqp.Channel, closed <-chan *amqp.Error) error {
 	if len(s.cfg.Order.ControlUsers) == 0 {
 		return nil
 	}
-	closed := ch.NotifyClose(make(chan *amqp.Error, 1))
-	err := ch.Qos(maxPrefetch, 0, false)
+	read := make(chan error, 1)
+	go func() { read <- ch.Qos(maxPrefetch, 0, false) }()
+	var err error
+	select {
+	case err = <-read:
+	case <-time.After(tokenCheck):
+	}
 	if err == nil {
 		return nil
 	}
@@ -92,7 +101,7 @@ func (s *Subscription) token(o *inOrder, raw amqp.Delivery, note order.Note) boo
 	}
 	if note.Epoch == 0 && note.Trying.Epoch > 0 {
 		if len(o.alive) == order.MaxCrashes { // forged
-			clear(o.alive)
+			o.alive = map[uint64]bool{o.last.Epoch: o.alive[o.last.Epoch]}
 		}
 		o.alive[note.Trying.Epoch] = true
 		s.recount(o)
@@ -123,8 +132,8 @@ func (s *Subscription) token(o *inOrder, raw amqp.Delivery, note order.Note) boo
 	return o.gate == "" || s.lead(o, note.Epoch)
 }
 
-// back reports whether a token is of this process, and when that published it. The leader before has
-// acked the tokens that were published earlier and are not back.
+// back reports whether a token is of this process, and when that published it. The leader before
+// has acked the tokens that were published earlier and are not back.
 func (o *inOrder) back(name string) (published time.Time, mine bool) {
 	if published, mine = o.mine[name]; mine {
 		delete(o.mine, name)

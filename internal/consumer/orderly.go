@@ -118,8 +118,9 @@ func (s *Subscription) consumeLine(
 		changed: make(chan struct{}, 1), opened: make(chan newMain, 1), ahead: s.cfg.Consume.Prefetch,
 	}
 	c.inOrder = o
+	closed := c.ch.NotifyClose(make(chan *amqp.Error, 1))
 	if _, err = s.publishToken(o, 0); err == nil {
-		err = s.checkToken(c.ch)
+		err = s.checkToken(c.ch, closed)
 	}
 	if err != nil {
 		_ = c.ch.Close()

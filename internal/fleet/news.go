@@ -51,6 +51,7 @@ func (s *session) hear(d amqp.Delivery) error {
 				return s.publish(Hello, s.Brake.State(), d.ReplyTo)
 			}
 		default:
+			s.askPause = beat
 			s.hasToken(time.Now())
 			if !s.Brake.Stopped() {
 				s.count(s.Brake.Rate())
@@ -64,9 +65,6 @@ func (s *session) hear(d amqp.Delivery) error {
 			s.rates[d.AppId] = state.Rate
 		}
 	case Started:
-		if s.Brake.Stopped() {
-			s.askedAll = time.Time{} // the next stop is another
-		}
 		s.sure = true
 		if len(s.held) == 0 {
 			s.merge(&state)
@@ -125,16 +123,16 @@ func (s *session) mustAsk(state header.BrakeState) bool {
 const mostQuestions = 8
 
 // mayAsk reports whether this process may answer a Stopped with a question: any client may publish
-// it. An earlier version names no queue. Then the question goes to all, and some of them answer it,
-// so it is asked once in a while. The process that probes answers it, also if it follows news of
-// another.
+// it. An earlier version names no queue. Then the question goes to all, and some of them answer it.
+// So a process that is stopped asks when its proof is half as old as it may be, and another one
+// waits longer after each question that the process with the token has not answered.
 func (s *session) mayAsk(queue string) bool {
 	now := time.Now()
 	if queue == "" {
-		if now.Sub(s.askedAll) < silence/2 {
+		if now.Sub(s.askedAll) < s.askPause || s.Brake.Stopped() && now.Sub(s.proof) < silence/2 {
 			return false
 		}
-		s.askedAll = now
+		s.askedAll, s.askPause = now, min(max(2*s.askPause, beat), silence/2)
 		return true
 	}
 	if now.Sub(s.second) >= time.Second {

@@ -32,11 +32,12 @@ type session struct {
 	// spent stops nothing when it arrives.
 	published, spent map[string]bool
 	renewed          time.Time
-	beaten           time.Time // the last news of a process that probes
-	echoed           time.Time // the last news of this process that came back
-	asked            time.Time // whether a process probes; zero: not asked
-	askedAll         time.Time // because news named no queue
-	second           time.Time // since then so many questions have answered news that name a queue
+	beaten           time.Time     // the last news of a process that probes
+	echoed           time.Time     // the last news of this process that came back
+	asked            time.Time     // whether a process probes; zero: not asked
+	askedAll         time.Time     // because news named no queue
+	askPause         time.Duration // from then until the next such question
+	second           time.Time     // since then so many questions have answered news that name a queue
 	questions        int
 	began            time.Time
 	sure             bool // that a brake that is not stopped has started

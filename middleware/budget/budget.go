@@ -10,6 +10,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/nils"
 	"github.com/millpond-go/millpond/internal/seam"
 	"github.com/millpond-go/millpond/middleware/header"
 )
@@ -95,6 +96,9 @@ func New(cfg Config) (*Budget, error) {
 	orDefault(&cfg.Window, 10*time.Second)
 	orDefault(&cfg.Minimum, 20)
 	orDefault(&cfg.Keys, 1000)
+	if nils.Is(cfg.Brake) {
+		cfg.Brake = nil
+	}
 	b := &Budget{cfg: cfg, now: time.Now}
 	b.window.cfg = &b.cfg
 	err := cfg.check()

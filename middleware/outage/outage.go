@@ -47,7 +47,7 @@ type Brake struct {
 	Ramp time.Duration
 }
 
-// NewBrake is for middleware.NewBudget. One error lists everything that is wrong with b.
+// NewBrake is for budget.New. One error lists everything that is wrong with b.
 func (b Brake) NewBrake(started func()) (seam.Brake, error) {
 	if b.Successes == 0 {
 		b.Successes = 3

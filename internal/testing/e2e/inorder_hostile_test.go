@@ -220,15 +220,21 @@ func TestAUserWhoIsNotBelievedMayNotLead(t *testing.T) {
 	for name, c := range map[string]struct {
 		users       []string
 		known, says string
+		alarm       bool // the broker reads no publish
 	}{
-		"not named":     {[]string{"shop", "anna"}, "guest", `and not the user "guest"`},
-		"another name":  {[]string{"guest"}, "client-7", "the broker refuses the name"},
-		"named as such": {[]string{"anna", "guest"}, "guest", ""},
+		"not named":       {[]string{"shop", "anna"}, "guest", `and not the user "guest"`, false},
+		"another name":    {[]string{"guest"}, "client-7", "the broker refuses the name", false},
+		"named as such":   {[]string{"anna", "guest"}, "guest", "", false},
+		"during an alarm": {[]string{"guest"}, "guest", "", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
+				over := make(chan struct{})
 				broker := peer.Start(t, func(p *peer.Publish) {
+					if c.alarm {
+						<-over
+					}
 					if p.RoutingKey == "orders.line" && c.known != "guest" {
 						p.CloseChannel(amqp.PreconditionFailed, "user_id property set to 'guest' but "+
 							"authenticated user was '"+c.known+"'")
@@ -241,6 +247,7 @@ func TestAUserWhoIsNotBelievedMayNotLead(t *testing.T) {
 				cfg.Connection.AmqpConfig = &amqp.Config{Dial: memnet.Dial}
 				client := rig.OpenWith(t, cfg.Connection, topology.InOrder{KeyBy: keyOf},
 					topology.WithControlUsers(c.users...))
+				t.Cleanup(func() { close(over) })
 				err := rig.SubscribeError(t, client, cfg, "orders", often(time.Second))
 				if c.says == "" {
 					require.NoError(t, err)

@@ -61,8 +61,8 @@ var library = map[string][]string{
 		module + "/backoff", module + "/middleware", module + "/middleware/header",
 	},
 	"middleware/budget": {
-		module + "/backoff", module + "/middleware/header", module + "/internal/seam",
-		watermill + "/message",
+		module + "/backoff", module + "/middleware/header", module + "/internal/nils",
+		module + "/internal/seam", watermill + "/message",
 	},
 	"middleware/outage": {
 		module + "/backoff", module + "/middleware/header", module + "/internal/brake",

@@ -164,7 +164,7 @@ func (a Action) Active() bool { return a.State == StateRunning || a.State == Sta
 
 // Resumable reports whether the same filter may find messages that the action has left.
 func (a Action) Resumable() bool {
-	return a.Request.Kind != Edit && a.Progress.Done < a.Count &&
+	return verbs[a.Request.Kind] != "" && a.Request.Kind != Edit && a.Progress.Done < a.Count &&
 		slices.Contains([]State{StateStopped, StateFailed, StateInterrupted}, a.State)
 }
 
