@@ -89,16 +89,20 @@ func questions(heard <-chan amqp.Delivery) (n int) {
 // reply answers the next question of the member, and returns it.
 func reply(t *testing.T, ch *amqp.Channel, heard <-chan amqp.Delivery, kind, body string) string {
 	t.Helper()
-	for d := range heard {
-		if d.Type == fleet.Hello {
-			require.NoError(t, ch.Publish("", d.ReplyTo, false, false, amqp.Publishing{
-				Type: kind, AppId: "old", Body: []byte(body),
-			}))
-			return string(d.Body)
+	limit := time.After(30 * time.Second)
+	for {
+		select {
+		case d := <-heard:
+			if d.Type == fleet.Hello {
+				require.NoError(t, ch.Publish("", d.ReplyTo, false, false, amqp.Publishing{
+					Type: kind, AppId: "old", Body: []byte(body),
+				}))
+				return string(d.Body)
+			}
+		case <-limit:
+			t.Fatal("the member has not asked")
 		}
 	}
-	t.Fatal("the member has not asked")
-	return ""
 }
 
 // Given a process of an earlier version that probes, whose news name no queue to ask, then a member
