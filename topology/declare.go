@@ -53,7 +53,10 @@ func declare(
 		if err != nil {
 			err = declareError("exchange", e.Name, e.Arguments, err)
 			var conflict *ConflictError
-			if e.delaysMessages() && isCode(err, amqp.PreconditionFailed) && !errors.As(err, &conflict) {
+			// The first error may have been the end of a connection that had ended before.
+			unknown := isCode(err, amqp.CommandInvalid) ||
+				isCode(err, amqp.PreconditionFailed) && !errors.As(err, &conflict)
+			if e.delaysMessages() && unknown {
 				return withoutPlugin([]string{e.Name}, err)
 			}
 			return err

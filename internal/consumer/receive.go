@@ -88,7 +88,7 @@ func (s *Subscription) receive(c *consumer) []arrival {
 	}
 }
 
-// quiet returns a channel that ticks while the consumer probes after an outage, and the end of that.
+// quiet returns a channel that ticks while the consumer probes after an outage, and its end.
 func (c *consumer) quiet() (ticks <-chan time.Time, end func()) {
 	if !c.probing {
 		return nil, func() {}

@@ -19,19 +19,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// goFiles calls visit for every Go file of the repository with its path below the root.
-func goFiles(t *testing.T, visit func(path, source string)) {
-	t.Helper()
-	require.NoError(t, filepath.WalkDir(root, func(file string, e fs.DirEntry, err error) error {
-		if err != nil || filepath.Ext(file) != ".go" {
-			return err
-		}
-		source, err := os.ReadFile(file)
-		visit(filepath.ToSlash(strings.TrimPrefix(file, filepath.Clean(root)+"/")), string(source))
-		return err
-	}))
-}
-
 const (
 	root   = "../../.."
 	module = "github.com/millpond-go/millpond"
