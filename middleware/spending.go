@@ -53,7 +53,7 @@ func WithBudget(budget Budget, only ...Selector) Option {
 		if slices.ContainsFunc(s.budgets, isSame) {
 			return errors.New("WithBudget: the same budget is given twice: give it all selectors at once")
 		}
-		if spent.Keyed() && slices.ContainsFunc(s.budgets, spending.keyed) {
+		if spent.Keyed() && slices.ContainsFunc(s.budgets, spending.Keyed) {
 			return errors.New("WithBudget: a second budget has a Key")
 		}
 		s.budgets = append(s.budgets, spent)
@@ -67,8 +67,6 @@ type spending struct {
 	only []rule        // empty: everything counts
 	slow time.Duration // the delay of a retry that is over budget
 }
-
-func (b spending) keyed() bool { return b.Keyed() }
 
 // brakeStopped reports whether the brake is stopped.
 func (b *spending) brakeStopped() bool {

@@ -3,8 +3,8 @@
 // other processes.
 //
 //	budget.Budget ──Trip──► Brake ◄──Set── fleet.Member
-//	                            │   │ ──Probe─► tickets ─► Subscription ─► handler ─► Judge
-//	               Seat.Shut ◄──┘   └─► Seat.Later: the pace while the rate ramps up
+//	                        │   │ ──Probe─► tickets ─► Subscription ─► handler ─► Judge
+//	           Seat.Shut ◄──┘   └─► Seat.Later: the pace while the rate ramps up
 package brake
 
 import (

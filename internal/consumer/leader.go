@@ -142,8 +142,8 @@ func (o *inOrder) back(name string) (published time.Time, mine bool) {
 	return published, mine
 }
 
-// weigh notes the epoch of a token, which counts whoever has published it, and reports whether the
-// token is believed. before is the highest epoch that was seen before.
+// weigh notes the epoch of a token and reports whether the token is believed. The epoch counts also
+// if the user is not believed. before is the highest epoch that was seen before.
 func (s *Subscription) weigh(
 	o *inOrder, raw *amqp.Delivery, note order.Note, mine bool,
 ) (before uint64, believed bool) {

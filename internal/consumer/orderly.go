@@ -135,7 +135,8 @@ func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
 	o := c.inOrder
 	o.reading = time.Now()
 	defer o.keepLead()
-	timer, pace := time.NewTimer(0), (*time.Timer)(nil)
+	var pace *time.Timer
+	timer := time.NewTimer(0)
 	defer timer.Stop()
 	beat := time.NewTicker(leaseBeat)
 	defer beat.Stop()

@@ -220,10 +220,10 @@ func (s *session) queueGone() error {
 }
 
 // putBack publishes the token anew whose queue was deleted, unless the other processes have told
-// that the brake has started or that one of them has a token.
+// that the brake has started, or a process has a token, which may be this one.
 func (s *session) putBack() error {
 	state := s.Brake.State()
-	if s.orphaned && state.Stopped && (state.Prober == "" || state.Prober == s.Instance) {
+	if s.orphaned && state.Stopped && state.Prober == "" {
 		if err := s.publishToken(state); err != nil {
 			return err
 		}

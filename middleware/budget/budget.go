@@ -227,10 +227,10 @@ func (p plug) Admit(key string) (admitted, probe bool, change seam.Change) {
 // the result of a probe counts.
 func (p plug) Handled(h seam.Handled) seam.Change {
 	stopped := p.stopped()
-	if stopped && h.Probe {
+	if stopped && h.Probe { // with keys an operator has stopped the brake
 		p.brake.Judge(!h.Failed)
 	}
-	if p.keys != nil { // an operator has stopped the brake
+	if p.keys != nil {
 		return p.keys.handled(h.Key, h.Failed, h.KeyProbe)
 	}
 	if stopped {
