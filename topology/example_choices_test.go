@@ -241,21 +241,3 @@ func ExampleNative() {
 	// orders.wait.1h
 	// orders.dlq
 }
-
-// While a message of an order waits for its retry, the later messages of that order wait behind it.
-func ExampleInOrder() {
-	cfg := wamqp.NewDurableQueueConfig("amqp://localhost")
-	cfg.Queue.Arguments = amqp.Table{
-		"x-queue-type": "quorum", "x-single-active-consumer": true,
-	}
-	strategy := topology.InOrder{
-		KeyBy: func(msg *message.Message) string { return msg.Metadata.Get("order") },
-	}
-	plan, err := topology.PlanFor(strategy, "orders", backoff.List{5 * time.Second})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	fmt.Println("messages wait in", plan.Line)
-	// Output: messages wait in orders.line
-}

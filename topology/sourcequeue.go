@@ -99,7 +99,8 @@ func (s *source) learn(
 		ConsumerTimeout: f.ConsumerTimeout(s.subscriber.opts.consumerTimeout, s.subscriber.cfg.arguments),
 	}
 	limits.Classic = f.Kind == audit.Classic
-	limits.OneActive = f.Arguments["x-single-active-consumer"] == true
+	limits.Together = s.plan.Line != ""
+	limits.OneActive = f.Arguments["x-single-active-consumer"] == true || limits.Together
 	limit, certain := f.DeliveryLimit()
 	limits.Deliveries, limits.Unseen = limit, !certain
 	if s.plan.Line == "" {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/internal/seam"
 	"github.com/millpond-go/millpond/middleware"
 )
 
@@ -210,28 +211,37 @@ func (s *Subscriber) newSubscription(
 	}
 	waits.Redeclare = again.redeclare
 	prefetch, by := o.prefetchOr(s.cfg.prefetch)
-	order, err := s.order(plan, &waits)
-	if err != nil {
-		return nil, Plan{}, err
-	}
-	if order != nil && by == consumer.ByLibrary {
-		prefetch = max(prefetch, orderedPrefetch)
-	}
 	if plan.rejects() && by == consumer.ByLibrary {
 		prefetch = o.concurrency // each message that a process has when it ends spends an attempt
 	}
-	return consumer.New(ctx, s.stop, consumer.Config{
+	cfg := consumer.Config{
 		Group: &c.group, Topic: topic, Queue: queue, Link: s.link, Frame: s.frame, Logger: logger,
 		Decode: s.cfg.unmarshal,
 		Consume: consumer.Consume{
 			Concurrency: o.concurrency, Prefetch: prefetch, PrefetchBy: by, Tag: s.cfg.consumer,
 			Exclusive: s.cfg.exclusive, NoLocal: s.cfg.noLocal, Arguments: s.cfg.arguments,
 		},
-		Waits: waits, Gate: o.gate(), Hooks: s.hooks, Order: order,
+		Waits: waits, Gate: o.gate(), Hooks: s.hooks,
 		Prepare: source.prepare, CanStore: source.canStore,
 		DrainTimeout: o.drainTimeout, HandlerWarning: o.handlerWarning,
 		Timestamps: o.timestamps, RequeueOnNack: o.requeue,
-	}), plan, nil
+	}
+	if m, ok := c.strategy.(machinery); ok {
+		err = m.Seam(plan, c.host(), &cfg)
+	} else if plan.Line != "" {
+		err = errors.New("the plan has a Line, and the strategy is not inorder.Strategy: leave " +
+			"Plan.Line empty, or use that strategy")
+	}
+	if err != nil {
+		return nil, Plan{}, err
+	}
+	return consumer.New(ctx, s.stop, cfg), plan, nil
+}
+
+// machinery is a Strategy that needs more than a plan; see package inorder. It changes how its
+// queues are consumed.
+type machinery interface {
+	Seam(plan Plan, host seam.Host, cfg *consumer.Config) error
 }
 
 // hooks returns the functions that are told of a dead letter that no DelayedRetry has made.

@@ -430,3 +430,16 @@ func (v *validation) deadLetters() {
 			dead.Exchange, dead.RoutingKey)
 	}
 }
+
+// line checks the queue of messages that are handled in order.
+func (v *validation) line() {
+	if v.plan.Line == "" {
+		return
+	}
+	q, ok := v.queues[v.plan.Line]
+	if !ok || q.Delay > 0 || q.Arguments["x-queue-type"] != string(Quorum) ||
+		q.Arguments["x-single-active-consumer"] != true {
+		v.find("Plan.Line %q: name a quorum queue of the plan with x-single-active-consumer true, "+
+			"without a Delay", v.plan.Line)
+	}
+}

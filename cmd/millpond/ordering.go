@@ -10,6 +10,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/inorder"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -19,7 +20,7 @@ const inOrderStrategy = "inorder"
 const nearBound = 8000
 
 func inOrderOf(w waits) (topology.Strategy, error) {
-	return topology.InOrder{
+	return inorder.Strategy{
 		Else: topology.PerQueue{Type: w.kind, Prefix: w.prefix, Dead: w.dead},
 	}, nil
 }

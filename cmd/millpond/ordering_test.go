@@ -17,7 +17,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/inorder"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -48,7 +48,7 @@ func (o *ordered) serve() *rig.Service {
 	o.t.Helper()
 	return rig.Start(o.t, rig.Config{
 		URL: o.node.URL(), Queue: "orders", Keep: true, Configure: rig.WithQueue(oneActive),
-		Strategy: topology.InOrder{Block: true, KeyBy: func(msg *message.Message) string {
+		Strategy: inorder.Strategy{Block: true, KeyBy: func(msg *message.Message) string {
 			return msg.Metadata.Get("key")
 		}},
 		Policy: backoff.None{},

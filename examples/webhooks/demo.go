@@ -19,6 +19,7 @@ import (
 	"github.com/millpond-go/millpond/examples/internal/webhook"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/inorder"
 )
 
 var errInterrupted = errors.New("interrupted")
@@ -67,7 +68,7 @@ var strategies = map[string]func(kind topology.QueueType, queue string) topology
 		}
 	},
 	"inorder": func(kind topology.QueueType, _ string) topology.Strategy {
-		return topology.InOrder{KeyBy: customer, Else: topology.PerQueue{Type: kind}}
+		return inorder.Strategy{KeyBy: customer, Else: topology.PerQueue{Type: kind}}
 	},
 }
 

@@ -19,5 +19,5 @@ func (f *Facts) RefuseOrder(what string, p Plan) error {
 	}
 	return fmt.Errorf("%s it has no single active consumer, so its messages cannot be handled in "+
 		"order: declare a new queue with Queue.Arguments x-single-active-consumer true, because a "+
-		"queue that exists cannot get it, or use a strategy other than topology.InOrder", what)
+		"queue that exists cannot get it, or use a strategy other than inorder.Strategy", what)
 }

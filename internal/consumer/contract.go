@@ -96,8 +96,8 @@ type Config struct {
 	Prepare func(context.Context, *link.Conn, func(time.Duration) time.Duration) (Limits, error)
 	// Gate returns the gate of the queue. Default: it is never shut
 	Gate func() seam.Gate
-	// Order keeps the messages of each key in their order. Default: no order
-	Order *Order
+	// Lanes decide which delivery begins next. Default: they begin as they arrive
+	Lanes Lanes
 	// CanStore reports what keeps messages from being stored, as far as that can be told
 	// without a message. It ends an outage.
 	CanStore func(context.Context) error
@@ -151,6 +151,9 @@ type Waits struct {
 	RouteHeaders []string
 	// SortsPriorities says that messages wait in quorum queues, which sort by priority.
 	SortsPriorities bool
+	// InLine says that copies wait in a line: they name when they are due, none overtakes another
+	// by its priority, and none goes straight to its queue.
+	InLine bool
 	// Rejected returns how long the queue itself holds a message with this delivery count that is
 	// rejected. Default: the queue holds none.
 	Rejected func(count int) time.Duration
@@ -180,6 +183,8 @@ type Limits struct {
 	Classic         bool          // the queue is a classic queue
 	HoldsNone       bool          // the queue may hold no rejected messages: copies wait
 	OneActive       bool          // the queue has a single active consumer
+	// Together says that deliveries have a Lane and go back together, with their channels.
+	Together bool
 	// Rejected returns how long the queue holds a rejected message with this delivery count, if
 	// consumers with another strategy may reject its messages. Default: none do
 	Rejected func(count int) time.Duration

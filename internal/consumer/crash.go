@@ -72,7 +72,7 @@ const (
 // judge decides about a delivery. A delivery that the broker has not delivered before and
 // that has no mark of the guard costs one lookup. Without an interruption a mark counts only if
 // the message is back from a wait queue: a producer may write marks.
-func (s *Subscription) judge(c *consumer, raw *amqp.Delivery) verdict {
+func (s *Subscription) judge(c *Channel, raw *amqp.Delivery) verdict {
 	_, marked := raw.Headers[header.Interruptions]
 	switch {
 	case !marked && !raw.Redelivered || s.cfg.RequeueOnNack:
@@ -82,10 +82,7 @@ func (s *Subscription) judge(c *consumer, raw *amqp.Delivery) verdict {
 	case !interrupted(raw) && !s.cfg.Waits.waited(raw):
 		return innocent
 	}
-	state := header.Parse(s.cfg.Queue, func(key string) (string, bool) {
-		text, ok := raw.Headers[key].(string)
-		return text, ok
-	})
+	state := State(s.cfg.Queue, raw)
 	// Before RabbitMQ 4.3 the end of a hold counts like a crash (F34). The wait has reset the count,
 	// so a hold can only have ended since then. Half of a hold allows for its last pause and for
 	// the clocks of other hosts.
@@ -98,7 +95,7 @@ func (s *Subscription) judge(c *consumer, raw *amqp.Delivery) verdict {
 // redelivered comes from the producer (F2). held says that the count may come from a hold that
 // ended in an outage, and not from the end of a process.
 func judge(raw *amqp.Delivery, interruptions int, limits *Limits, held bool) verdict {
-	count := deliveryCount(raw)
+	count := DeliveryCount(raw)
 	suspicious := int64(max(1, min(suspicion, limits.Deliveries/4)))
 	switch {
 	case !interrupted(raw) && interruptions > 0:
@@ -107,7 +104,7 @@ func judge(raw *amqp.Delivery, interruptions int, limits *Limits, held bool) ver
 		return innocent
 	case interruptions >= mostInterruptions, interruptions >= maxInterruptions && !held:
 		return culprit
-	case count >= limits.danger():
+	case count >= limits.Danger():
 		return endangered
 	case interruptions > 0 || count >= suspicious:
 		return suspect
@@ -115,8 +112,8 @@ func judge(raw *amqp.Delivery, interruptions int, limits *Limits, held bool) ver
 	return innocent
 }
 
-// danger is the delivery count from which a message must not wait in a consumer.
-func (l *Limits) danger() int64 {
+// Danger is the delivery count from which a message must not wait in a consumer.
+func (l *Limits) Danger() int64 {
 	danger := int64(max(1, l.Deliveries/2))
 	if l.Unseen {
 		danger = min(danger, unseenDanger)
@@ -125,11 +122,11 @@ func (l *Limits) danger() int64 {
 }
 
 // interrupted reports whether a consumer of the delivery has ended or lost its connection.
-func interrupted(raw *amqp.Delivery) bool { return raw.Redelivered && deliveryCount(raw) > 0 }
+func interrupted(raw *amqp.Delivery) bool { return raw.Redelivered && DeliveryCount(raw) > 0 }
 
-// deliveryCount is how often the broker has taken the message back from a consumer that did
+// DeliveryCount is how often the broker has taken the message back from a consumer that did
 // not give it back. It is 0 on a classic queue, which does not count.
-func deliveryCount(raw *amqp.Delivery) int64 {
+func DeliveryCount(raw *amqp.Delivery) int64 {
 	switch n := raw.Headers["x-delivery-count"].(type) {
 	case int64:
 		return n
@@ -200,7 +197,7 @@ func (d *delivery) blame() {
 
 func (d *delivery) guardFields() watermill.LogFields {
 	return d.LogFields().Add(watermill.LogFields{
-		"delivery_count": deliveryCount(&d.raw), "interruptions": d.State.Interruptions,
+		"delivery_count": DeliveryCount(&d.raw), "interruptions": d.State.Interruptions,
 	})
 }
 
@@ -219,7 +216,7 @@ func (d *delivery) counted() bool {
 // count. If that is not confirmed in time, or if the headers of the message leave no room,
 // the delivery is given back.
 func (d *delivery) putBack() (snoozed bool) {
-	if d.on.inOrder != nil || !d.counted() {
+	if d.on.Together || !d.counted() {
 		d.giveBack()
 		return false
 	}
@@ -245,7 +242,7 @@ func (d *delivery) putBack() (snoozed bool) {
 // abandon puts a delivery back while its handler still runs. It does not touch the values of
 // the handler.
 func (d *delivery) abandon() {
-	own, end := d.sub.newDelivery(d.on, arrival{raw: d.raw, at: d.since})
+	own, end := d.sub.newDelivery(Arrival{Raw: d.raw, At: d.since, On: d.on, Step: asArrived{}})
 	defer end()
 	own.putBack()
 }

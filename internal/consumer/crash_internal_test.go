@@ -93,7 +93,7 @@ func TestAForgedMarkMakesNoSuspect(t *testing.T) {
 				Queues: []string{"orders.wait.1s", "orders.wait.5s"}, KeyKept: []string{"millpond.delayed"},
 			}}}
 			c.raw.Headers[header.Queue], c.raw.Headers[header.Interruptions] = "orders", "1"
-			require.Equal(t, c.want, s.judge(&consumer{Limits: Limits{Deliveries: 20}}, &c.raw))
+			require.Equal(t, c.want, s.judge(&Channel{Limits: Limits{Deliveries: 20}}, &c.raw))
 		})
 	}
 }
@@ -125,7 +125,7 @@ func TestAHoldThatEndsIsNoCrash(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := &Subscription{cfg: Config{Queue: "orders"}}
-			from := &consumer{
+			from := &Channel{
 				Limits: Limits{Deliveries: 20, NackCounts: c.nackCounts}, hold: hold,
 			}
 			raw := amqp.Delivery{Redelivered: true, Headers: amqp.Table{"x-delivery-count": c.count}}

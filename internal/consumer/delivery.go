@@ -28,7 +28,7 @@ type delivery struct {
 	republished middleware.Republished // where the last copy to a wait queue is
 	died        *header.RetryState     // of the last copy if that is a dead letter, else nil
 	sub         *Subscription
-	on          *consumer
+	on          *Channel
 	raw         amqp.Delivery
 	ctx         context.Context // the message's; done when it is settled or stale
 	own         deliveryContext // ctx
@@ -39,7 +39,7 @@ type delivery struct {
 	during  uint32            // outages that had begun when the last copy was published
 	astray  *wait.Route       // where a message of another queue goes on; see misled
 
-	step *step // nil without an order
+	step Step
 	life life
 
 	id          string    // of the message: the property, or the UUID that the handler gets
@@ -76,11 +76,11 @@ func (s *Subscription) process(d *delivery) {
 		d.sendOn()
 		return
 	}
-	if d.step != nil && d.step.Follows {
-		d.follow()
+	switch d.step.Task() {
+	case Follow:
+		d.again("Message cannot be stored behind the messages of its key, holding it", 0)
 		return
-	}
-	if d.step != nil && d.step.blamed {
+	case Blame:
 		d.blame()
 		return
 	}
@@ -156,32 +156,28 @@ func (d *delivery) again(holding string, least time.Duration) {
 }
 
 // newDelivery makes a delivery of an arrival. end ends its context.
-func (s *Subscription) newDelivery(c *consumer, a arrival) (d *delivery, end context.CancelFunc) {
-	raw := a.raw
+func (s *Subscription) newDelivery(a Arrival) (d *delivery, end context.CancelFunc) {
+	raw, c := a.Raw, a.On
 	ctx, end := context.WithCancel(c.ctx)
-	d = &delivery{sub: s, on: c, raw: raw, step: a.step, since: a.at}
+	d = &delivery{sub: s, on: c, raw: raw, step: a.Step, since: a.At}
 	d.own = deliveryContext{ctx, d}
 	d.ctx = &d.own
 	d.Queue = s.cfg.Queue
 	d.MessageID, d.CorrelationID = raw.MessageId, raw.CorrelationId
-	d.Arrived, d.HoldUntil = a.at, a.at.Add(c.hold)
-	if c.inOrder != nil && !c.NackCounts { // no timeout; it may have waited for longer than hold
+	d.Arrived, d.HoldUntil = a.At, a.At.Add(c.hold)
+	if c.Together && !c.NackCounts { // no timeout; it may have waited for longer than hold
 		d.HoldUntil = time.Now().Add(c.hold)
 	}
 	d.Redelivered = raw.Redelivered
-	d.Probe = c.single
+	d.Probe = c.use == ToGetOne
 	d.Gone = ctx.Done()
 	d.Closing = s.stop.Done()
 	if d.Given = s.cfg.Waits.Given; s.cfg.Waits.rejects() {
 		d.Given = d.givenHere
 	}
 	d.pending.Written = d
-	get := func(key string) (string, bool) {
-		text, ok := raw.Headers[key].(string)
-		return text, ok
-	}
 	via := &s.cfg.Waits.Via
-	owner, known := get(header.Queue)
+	owner, known := raw.Headers[header.Queue].(string)
 	if known && (owner == d.Queue || via.passedBy(raw.Exchange)) {
 		d.raw.Priority = wire.Priority(&raw, header.Priority)
 	}
@@ -193,15 +189,13 @@ func (s *Subscription) newDelivery(c *consumer, a arrival) (d *delivery, end con
 	if owner != d.Queue {
 		d.raw.Headers = withoutLive(raw.Headers)
 	}
-	d.State = header.Parse(d.Queue, get)
+	d.State = State(d.Queue, &raw)
 	if d.State.OriginExchange == "" && d.State.OriginRoutingKey == "" {
 		d.State.OriginExchange = via.origin(raw.Exchange, raw.Headers)
 		d.State.OriginRoutingKey = raw.RoutingKey
 	}
 	d.countRejects()
-	if c.inOrder != nil {
-		d.State.Epoch = c.inOrder.epoch.Load()
-	}
+	d.State.Epoch = a.Step.Epoch()
 	if d.State.Deadline.IsZero() {
 		d.State.Deadline, d.State.DeadlineFrom = s.cfg.Timestamps.deadline(&raw, d.Arrived)
 	}
@@ -232,9 +226,10 @@ func withoutLive(headers amqp.Table) amqp.Table {
 // remaining returns how long a message that waits in rounds must go on waiting; 0 if it is due.
 // The last round names no time: so a clock that is behind adds none. A forged not-before is
 // bounded by the delay that the message names beside it.
-func (d *delivery) remaining() time.Duration { return remaining(&d.State) }
+func (d *delivery) remaining() time.Duration { return Remaining(&d.State) }
 
-func remaining(state *header.RetryState) time.Duration {
+// Remaining returns how long a message with this state must go on waiting; 0 if it is due.
+func Remaining(state *header.RetryState) time.Duration {
 	if state.NotBefore.IsZero() {
 		return 0
 	}
@@ -280,21 +275,21 @@ func (d *delivery) ack() {
 		}
 		return
 	}
-	if err := d.on.ack(d.raw.DeliveryTag); err != nil {
+	if err := d.on.Ack(d.raw.DeliveryTag); err != nil {
 		d.sub.logger.Debug("Cannot ack, the message comes again: "+err.Error(), d.LogFields())
 	}
 }
 
 func (d *delivery) giveBack() {
 	d.life.enter(back)
-	if d.on.inOrder != nil {
-		d.on.inOrder.giveAllBack()
+	if d.on.Together {
+		d.on.lane.GiveBack()
 		return
 	}
 	if d.sub.stop.Err() != nil {
 		d.awaitCancel()
 	}
-	if err := d.on.giveBack(d.raw.DeliveryTag); err != nil {
+	if err := d.on.GiveBack(d.raw.DeliveryTag); err != nil {
 		d.sub.logger.Debug("Cannot nack, the message comes again: "+err.Error(), d.LogFields())
 	}
 }
@@ -302,7 +297,7 @@ func (d *delivery) giveBack() {
 // awaitCancel returns when the broker delivers nothing more, so that a delivery that is given back
 // does not come again at once: that would count as another delivery.
 func (d *delivery) awaitCancel() {
-	if d.on.inOrder != nil {
+	if d.on.Together {
 		return // nothing is given back before the channel ends
 	}
 	select {
@@ -312,10 +307,10 @@ func (d *delivery) awaitCancel() {
 	}
 }
 
-// ack acks a delivery, together with the others that are to be acked at the same time. It
+// Ack acks a delivery, together with the others that are to be acked at the same time. It
 // returns when the ack is written, or is left to another goroutine that is about to write.
-func (c *consumer) ack(tag uint64) (err error) {
-	if c.acks.want(tag, c.flushAcks) {
+func (c *Channel) Ack(tag uint64) (err error) {
+	if c.acks.want(tag, c.Flush) {
 		c.conn.Together(func() {
 			runtime.Gosched() // others add their acks
 			err = c.acks.flush()
@@ -324,13 +319,13 @@ func (c *consumer) ack(tag uint64) (err error) {
 	return err
 }
 
-// flushAcks writes the acks that wait. It fails only if the channel is gone; see ack of delivery.
-func (c *consumer) flushAcks() {
+// Flush writes the acks that wait. It fails only if the channel is gone; see ack of delivery.
+func (c *Channel) Flush() {
 	c.conn.Together(func() { _ = c.acks.flush() })
 }
 
-// giveBack gives a delivery back to its queue.
-func (c *consumer) giveBack(tag uint64) (err error) {
+// GiveBack gives a delivery back to its queue.
+func (c *Channel) GiveBack(tag uint64) (err error) {
 	c.conn.Together(func() { err = c.ch.Nack(tag, false, true) })
 	c.acks.nacked(tag)
 	return err

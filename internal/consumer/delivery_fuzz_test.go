@@ -79,7 +79,9 @@ func fuzzedDelivery(t *testing.T, waits Waits, raw amqp.Delivery) *delivery {
 		Decode: wamqp.DefaultMarshaler{}.Unmarshal, Waits: waits,
 	})
 	t.Cleanup(sub.Cancel)
-	d, end := sub.newDelivery(&consumer{ctx: t.Context()}, arrival{raw: raw, at: time.Now()})
+	d, end := sub.newDelivery(Arrival{
+		Raw: raw, At: time.Now(), On: &Channel{ctx: t.Context()}, Step: asArrived{},
+	})
 	t.Cleanup(end)
 	return d
 }

@@ -20,7 +20,7 @@ import (
 // once, because a copy in the queue does not show that messages can wait. With Via the copy
 // would not pass the exchange of the user.
 func (d *delivery) comesAtOnce(delay time.Duration, state *header.RetryState) bool {
-	return d.step == nil && !d.triedAtOnce &&
+	return !d.sub.cfg.Waits.InLine && !d.triedAtOnce &&
 		delay == 0 && state.Failures == 1 && d.State.Failures == 0 &&
 		len(d.sub.cfg.Waits.Via.Through) == 0 && !d.sub.outage.active.Load()
 }

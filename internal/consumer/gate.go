@@ -40,16 +40,13 @@ func (s *Subscription) isShut() bool {
 
 // awaitGate waits while the gate is shut, and reports whether it has.
 func (s *Subscription) awaitGate() (waited bool) {
-	var held *consumer // of a queue that is handled in order, between two probes
+	var held *Channel // between two probes
 	return s.gate.Await(s.stop.Done(), func() (none bool) {
-		if s.cfg.Order == nil {
-			return s.probe()
-		}
-		held, none = s.probeInOrder(held)
+		held, none = s.probe(held)
 		return none
 	}, func() {
 		if held != nil {
-			s.releaseInOrder(held)
+			s.release(held, nil)
 			held = nil
 		}
 	})
@@ -63,41 +60,21 @@ func nextPause(waited bool) time.Duration {
 	return resumePause
 }
 
-// probe takes one message from the queue to its end while the gate is shut, and reports whether
-// there was none to take.
-func (s *Subscription) probe() (none bool) {
-	if !s.places.areFree() { // by handlers that have begun before the stop
-		return true
-	}
-	c := s.consumeOne()
+// probe takes one message to its end while the gate is shut, and reports whether there was none to
+// take. c is nil or what the last probe has returned: a channel with a lane goes on.
+func (s *Subscription) probe(c *Channel) (next *Channel, none bool) {
 	if c == nil {
-		return true
+		if !s.places.areFree() { // by handlers that have begun before the stop
+			return nil, true
+		}
+		if c = s.consumeOne(); c == nil {
+			return nil, true
+		}
 	}
-	var raw amqp.Delivery
-	select {
-	case raw, c.ended = <-c.deliveries:
-		c.ended = !c.ended
-	case <-time.After(probeWait):
-		none = true
-	case <-s.stop.Done():
-		none = true
+	rest, came := s.receive(c)
+	if !c.Together {
+		s.release(c, rest)
 	}
-	// Before the message is acked, so that the broker delivers no second one.
-	within(goodbyeTimeout, c.cancel)
-	var in intake
-	if none = none || c.ended; !none {
-		c.acks.arrived(raw.DeliveryTag)
-		s.arrived(c, &in, arrival{raw: raw, at: time.Now()})
-	}
-	select {
-	case <-in.turn(): // else it would come again and again, before all others
-		in.ready.push(in.suspects.pop())
-	default:
-	}
-	if in.ready.len() > 0 {
-		s.begun(c, in.ready.pop())
-	}
-	s.release(c, in.rest())
 	settled := make(chan struct{})
 	go func() {
 		c.inFlight.Wait()
@@ -107,12 +84,20 @@ func (s *Subscription) probe() (none bool) {
 	case <-settled:
 	case <-s.stop.Done():
 	}
-	return none
+	none = !came && !c.ended
+	switch {
+	case !c.Together:
+		return nil, none
+	case c.ctx.Err() != nil || c.ended || c.lane.Over():
+		s.release(c, nil)
+		return nil, none
+	}
+	return c, none
 }
 
 // consumeOne returns a consumer that gets one message, or nil if the queue is empty or cannot be
 // consumed now.
-func (s *Subscription) consumeOne() *consumer {
+func (s *Subscription) consumeOne() *Channel {
 	ctx, cancel := context.WithTimeout(s.stop, probeWait)
 	defer cancel()
 	conn, err := s.cfg.Link.Conn(ctx)
@@ -120,16 +105,13 @@ func (s *Subscription) consumeOne() *consumer {
 		return nil
 	}
 	found, err := audit.Passive(ctx, conn.Do, s.cfg.Queue)
-	// A user who may not look is refused (F24). With an order, a message may wait in the line.
-	empty := err == nil && found.Messages == 0 && s.cfg.Order == nil
+	// A user who may not look is refused (F24). A lane may have messages elsewhere.
+	empty := err == nil && found.Messages == 0 && !s.limits.Together
 	if empty || err != nil && !isCode(err, amqp.AccessRefused) {
 		return nil
 	}
-	c, err := s.consumeWithin(ctx, func() (*consumer, error) {
-		if s.cfg.Order != nil {
-			return s.consumeLine(conn, s.limits, toGetOne)
-		}
-		return s.consume(conn, s.limits, toGetOne)
+	c, err := Within(ctx, s.cfg.Queue, func() (*Channel, error) {
+		return s.cfg.Lanes.Open(s, conn, s.limits, ToGetOne)
 	})
 	if err != nil {
 		s.logger.Debug("Cannot probe: "+err.Error(), nil)

@@ -73,7 +73,7 @@ func (d *delivery) republish(
 			return err
 		}
 	}
-	if d.step == nil && d.reject(delay, state) {
+	if d.reject(delay, state) {
 		return nil
 	}
 	now := clock.Now()
@@ -127,17 +127,17 @@ func (d *delivery) waiting(
 			d.sub.logRounds(delay, route.Delay)
 		}
 	}
-	if d.step != nil && delay > 0 {
+	if waits.InLine && delay > 0 {
 		state.NotBefore = now.Add(delay)
 	}
 	failed, lastRound := state.Failures > d.State.Failures, state.NotBefore.IsZero()
 	via := waits.Via.header(d, failed, lastRound)
 	priority := uint8(NormalPriority)
-	if d.step != nil {
+	if waits.InLine {
 		priority = 0 // so that nothing in the line overtakes
 	}
 	lowered := !isAtOnce(&route) && waits.SortsPriorities && d.raw.Priority > priority
-	if lowered && d.step == nil {
+	if lowered && !waits.InLine {
 		d.sub.logLowered(d.raw.Priority)
 	}
 	msg, err := d.compose(live, state.Metadata, waitingRoom(d.sub.cfg.Frame, &route),
@@ -150,9 +150,8 @@ func (d *delivery) waiting(
 			if !waits.straightBack() {
 				headers[header.OriginRoutingKey] = state.OriginRoutingKey
 			}
-			if d.step != nil {
-				d.step.write(headers)
-			} else if via != "" {
+			d.step.Copy(headers)
+			if via != "" {
 				headers[header.Via] = via
 			}
 			maps.Copy(headers, route.Headers)
@@ -191,10 +190,8 @@ func (d *delivery) deadLetter(ctx context.Context, state header.RetryState) erro
 			return err
 		}
 	}
-	if d.step != nil && d.sub.cfg.Order.Block {
-		if err := d.block(ctx); err != nil {
-			return d.sub.outage.note(d, err)
-		}
+	if err := d.step.Dying(ctx, d.ctx); err != nil {
+		return d.sub.outage.note(d, err)
 	}
 	d.died = &state
 	msg, alone := d.dead(message.SubscriberNameFromCtx(ctx), state)
@@ -235,9 +232,7 @@ func (d *delivery) dead(
 			headers[wmiddleware.PoisonedTopicKey] = d.sub.cfg.Topic
 			headers[wmiddleware.PoisonedHandlerKey] = state.Handler
 			headers[wmiddleware.PoisonedSubscriberKey] = subscriber
-			if d.step != nil {
-				d.step.writeDead(headers)
-			}
+			d.step.Dead(headers)
 		})
 	if err != nil {
 		return d.bare(state.Reason)
@@ -336,7 +331,7 @@ func (d *delivery) learn(err error) {
 // suspect of the crash guard keeps its place. So does a message whose handler may still run, and
 // the message of a probe.
 func (d *delivery) AfterWrite() {
-	if d.handlerEnded() && d.turn == nil && !d.on.probing && d.sub.places.written(&d.place) {
+	if d.handlerEnded() && d.turn == nil && d.on.use != ToProbe && d.sub.places.written(&d.place) {
 		d.sub.noteNarrow()
 	}
 }
@@ -350,11 +345,8 @@ func (d *delivery) handlerEnded() bool {
 func (d *delivery) send(
 	ctx context.Context, route *wait.Route, msg *amqp.Publishing, alone bool,
 ) error {
-	if d.step != nil {
-		leading, end := d.on.inOrder.whileLeading(ctx, d)
-		defer end()
-		ctx = leading
-	}
+	ctx, end := d.step.While(ctx, d.ctx)
+	defer end()
 	p := d.sub.cfg.Group.Publisher
 	if alone {
 		return p.PublishAlone(ctx, &d.pending, Target(route), msg)

@@ -151,7 +151,7 @@ func (d *delivery) left() int {
 	if !d.on.NackCounts || d.on.Deliveries == NoLimit {
 		return NoLimit
 	}
-	return max(0, d.on.Deliveries-int(deliveryCount(&d.raw))-1)
+	return max(0, d.on.Deliveries-int(DeliveryCount(&d.raw))-1)
 }
 
 // logEndurance logs how long it takes at least until the broker drops a message, or
@@ -160,7 +160,7 @@ func (d *delivery) left() int {
 func (d *delivery) logEndurance() {
 	fields := watermill.LogFields{"held_for": d.on.hold}
 	if left := d.left(); left != NoLimit {
-		fields["delivery_count"], fields["delivery_limit"] = deliveryCount(&d.raw), d.on.Deliveries
+		fields["delivery_count"], fields["delivery_limit"] = DeliveryCount(&d.raw), d.on.Deliveries
 		fields["safe_for"] = audit.Times(left+1, d.on.hold)
 	}
 	d.sub.logger.Info("Failed messages cannot be stored: their deliveries are held; after that the "+
@@ -178,7 +178,7 @@ func (s *Subscription) suspend(d *delivery) {
 		}
 	default:
 	}
-	if s.outage.begin(d.left(), d.on.probing) {
+	if s.outage.begin(d.left(), d.on.use == ToProbe) {
 		s.logger.Error("Messages could not be stored for as long as a delivery may be held: the queue "+
 			"is not consumed until they can be stored again, and its messages stay in it; look at the "+
 			"errors before this line",
@@ -196,7 +196,7 @@ var overdue = regexp.MustCompile(
 // endedBy takes the broker's reason for ending the channel of c. If the reason is the
 // consumer timeout, and it is shorter than the one assumed, deliveries are held for less time
 // from now on. If hand-overs were failing, it is an outage.
-func (s *Subscription) endedBy(c *consumer, reason *amqp.Error) {
+func (s *Subscription) endedBy(c *Channel, reason *amqp.Error) {
 	if reason == nil || reason.Code != amqp.PreconditionFailed {
 		return
 	}
@@ -214,7 +214,7 @@ func (s *Subscription) endedBy(c *consumer, reason *amqp.Error) {
 		"time of the handlers, and name the timeout with topology.WithConsumerTimeout", reason,
 		watermill.LogFields{"consumer_timeout": timeout})
 	if s.outage.failedWithin(timeout) {
-		s.outage.begin(NoLimit, c.probing)
+		s.outage.begin(NoLimit, c.use == ToProbe)
 	}
 }
 
@@ -250,7 +250,7 @@ func (s *Subscription) awaitStorage() (probing bool) {
 // canStore reports what keeps messages from being stored, as far as that can be told without
 // a message.
 func (s *Subscription) canStore() error {
-	ctx, cancel := context.WithTimeout(s.stop, prepareTimeout)
+	ctx, cancel := context.WithTimeout(s.stop, PrepareTimeout)
 	defer cancel()
 	if err := s.cfg.Group.Publisher.Healthy(); err != nil {
 		return err

@@ -73,3 +73,26 @@ func TestALateConfirmEndsNoOutage(t *testing.T) {
 	require.NoError(t, o.note(d, nil))
 	require.True(t, o.active.Load(), "the copy was published in an earlier outage")
 }
+
+// A message of the line may arrive long before it is handled. Where nothing limits how long it is
+// held, its hold begins with its handling.
+func TestTheHoldOfAMessageThatHasWaitedInTheLine(t *testing.T) {
+	t.Parallel()
+	hour := Arrival{At: time.Now().Add(-time.Hour), Step: asArrived{}}
+	for name, c := range map[string]struct {
+		nackCounts bool
+		want       time.Time
+	}{
+		"without a consumer timeout": {false, time.Now().Add(time.Minute)},
+		"with a consumer timeout":    {true, hour.At.Add(time.Minute)},
+	} {
+		s := &Subscription{cfg: Config{Queue: "orders"}, stop: t.Context()}
+		hour.On = &Channel{
+			ctx: t.Context(), hold: time.Minute,
+			Limits: Limits{NackCounts: c.nackCounts, Together: true},
+		}
+		d, end := s.newDelivery(hour)
+		defer end()
+		require.WithinDuration(t, c.want, d.HoldUntil, 10*time.Second, name)
+	}
+}

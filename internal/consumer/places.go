@@ -131,6 +131,7 @@ func (p *places) leave(s *standing) {
 	switch s.at {
 	case isBehind:
 		p.behind.remove(s)
+		p.signal() // who waits until all are empty
 	case isHeld:
 		p.held.Add(-1)
 		p.stuck--
@@ -145,6 +146,11 @@ func (p *places) leave(s *standing) {
 // free frees a place. p.mu is held.
 func (p *places) free() {
 	p.taken--
+	p.signal()
+}
+
+// signal says that something is free, or has ended. p.mu is held.
+func (p *places) signal() {
 	select {
 	case p.freed <- struct{}{}:
 	default:

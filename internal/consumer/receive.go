@@ -13,100 +13,146 @@ import (
 	"github.com/millpond-go/millpond/internal/link"
 )
 
-// arrival is a delivery that has arrived and has not begun.
-type arrival struct {
-	raw  amqp.Delivery
-	at   time.Time // the broker's consumer timeout counts from about here (F16)
-	turn *turn     // its place in the line of suspects; nil for other deliveries
-	step *step     // of a delivery that is handled in order; nil without an order
-	on   *consumer // the same
+// Arrival is a delivery that has arrived and has not begun.
+type Arrival struct {
+	Raw  amqp.Delivery
+	At   time.Time // the broker's consumer timeout counts from about here (F16)
+	On   *Channel
+	Step Step // what its lane has to say
+	// Alone says that it begins when no other is in progress.
+	Alone bool
+	turn  *turn // its place in the line of suspects; nil for other deliveries
 }
 
-// receive takes deliveries until the consumer ends or the subscription stops, and returns
-// the deliveries that have not begun. It takes each delivery when it arrives, also while all slots
-// are taken: the broker's consumer timeout and its delivery limit do not wait for a slot.
-func (s *Subscription) receive(c *consumer) []arrival {
-	if c.inOrder != nil {
-		s.receiveInOrder(c)
-		return nil
-	}
+// receive takes deliveries until the channel ends or the subscription stops, and returns the
+// deliveries that have not begun. It takes each delivery when it arrives, also while all slots are
+// taken: the broker's consumer timeout and its delivery limit do not wait for a slot. While the gate
+// is shut it takes one message, and reports whether that has come.
+func (s *Subscription) receive(c *Channel) (unbegun []Arrival, came bool) {
 	var in intake
-	var slow <-chan time.Time
 	var pace *time.Timer
+	offered, halt := c.lane.Run()
+	defer halt()
 	quiet, endQuiet := c.quiet()
 	defer endQuiet()
+	slow, endSlow := s.slowly(c)
+	defer endSlow()
 	over, unwatch := s.over(c)
 	defer unwatch()
-	if every := s.slowCheck(c); every > 0 {
-		ticker := time.NewTicker(every)
-		defer ticker.Stop()
-		slow = ticker.C
-		s.inHand.reset()
-	}
+	deliveries, single := c.direct(), c.use == ToGetOne // while the gate is shut
 	for {
 		var start, freed <-chan struct{}
 		var paced <-chan time.Time
+		var offers <-chan Arrival
 		switch {
 		case in.ready.len() == 0:
-		case s.places.areFree():
-			if pace, paced = s.paced(pace); paced == nil {
-				start = always
-			}
-		default:
+			offers = offered
+		case !s.mayBegin(in.ready.next()):
 			freed = s.places.freed
+		default:
+			if pace, paced = s.paced(pace); paced == nil || single {
+				start, paced = always, nil
+			}
 		}
 		c.acks.backlog.Store(int32(in.ready.len()))
 		select {
-		case raw, ok := <-c.deliveries:
+		case raw, ok := <-deliveries:
 			if !ok { // the channel is closed, or the broker has cancelled the consumer
 				c.ended = true
-				return in.rest()
+				return in.rest(), came
 			}
-			c.acks.arrived(raw.DeliveryTag)
-			s.arrived(c, &in, arrival{raw: raw, at: time.Now()})
+			c.Arrived(&raw)
+			if single { // before its ack, so that the broker delivers no second one
+				came, deliveries = true, nil
+				within(goodbyeTimeout, c.cancel)
+			}
+			s.arrived(&in, Arrival{Raw: raw, At: time.Now(), On: c, Step: asArrived{}})
+			if came && in.ready.len() == 0 && !in.hasTurn() {
+				return in.rest(), came
+			}
+		case a, ok := <-offers:
+			if !ok {
+				return nil, came
+			}
+			in.ready.push(a)
 		case <-start:
-			a := in.ready.pop()
-			if look := s.gate.Start(a.at); look != nil {
-				s.wg.Go(func() { s.look(c.conn, look) })
+			if s.start(in.ready.pop()) && single {
+				return in.rest(), true
 			}
-			s.begun(c, a)
 		case <-freed:
 		case <-paced:
 		case <-in.turn():
 			in.ready.push(in.suspects.pop())
 		case <-quiet:
-			if in.ready.len()+in.suspects.len() == 0 && s.places.areEmpty() { // else the probe is undecided
+			// Otherwise the probe is undecided.
+			if in.ready.len()+in.suspects.len() == 0 && c.lane.Idle() && s.places.areEmpty() {
 				s.outage.quiet(clock.Wait(quietProbe))
 			}
 		case <-slow:
 			if s.waitsTooLong(c, &in) || s.keepsUp(c, &in) {
-				return in.rest()
+				return in.rest(), came
 			}
 		case <-over:
-			return in.rest()
+			return in.rest(), came
 		}
 	}
 }
 
+// mayBegin reports whether a place is free for a delivery.
+func (s *Subscription) mayBegin(a *Arrival) bool {
+	if a.Alone {
+		return s.places.areEmpty()
+	}
+	return s.places.areFree()
+}
+
+// start begins a delivery, and reports whether that is the message of a handler.
+func (s *Subscription) start(a Arrival) (handled bool) {
+	if !a.Step.Begin() {
+		return false
+	}
+	if handled = a.Step.Task() != Follow; handled {
+		if look := s.gate.Start(a.At); look != nil {
+			s.wg.Go(func() { s.look(a.On.conn, look) })
+		}
+	}
+	s.begun(a)
+	return handled
+}
+
 // quiet returns a channel that ticks while the consumer probes after an outage, and its end.
-func (c *consumer) quiet() (ticks <-chan time.Time, end func()) {
-	if !c.probing {
+func (c *Channel) quiet() (ticks <-chan time.Time, end func()) {
+	if c.use != ToProbe {
 		return nil, func() {}
 	}
-	ticker := time.NewTicker(clock.Wait(quietProbe))
+	return ticking(clock.Wait(quietProbe))
+}
+
+// slowly returns a channel that ticks when the prefetch may not suit the handlers, and its end.
+func (s *Subscription) slowly(c *Channel) (ticks <-chan time.Time, end func()) {
+	every := s.slowCheck(c)
+	if every == 0 {
+		return nil, func() {}
+	}
+	s.inHand.reset()
+	return ticking(every)
+}
+
+func ticking(every time.Duration) (ticks <-chan time.Time, end func()) {
+	ticker := time.NewTicker(every)
 	return ticker.C, ticker.Stop
 }
 
 // over returns a channel that is closed when a consumer must receive no more, although its
 // deliveries have not ended: the subscription stops, the outage is over, the gate is shut, or a
 // probe has waited for its message long enough. unwatch must be called.
-func (s *Subscription) over(c *consumer) (over <-chan struct{}, unwatch func()) {
+func (s *Subscription) over(c *Channel) (over <-chan struct{}, unwatch func()) {
 	ctx, cancel := context.WithCancel(s.stop)
 	shut, limit := s.gate.Shut(), (<-chan time.Time)(nil)
-	if c.single { // while the gate is shut
+	if c.use == ToGetOne { // while the gate is shut
 		shut, limit = nil, time.After(probeWait)
 	}
-	ended := s.outage.over(c.probing)
+	ended := s.outage.over(c.use == ToProbe)
 	go func() {
 		defer cancel()
 		select {
@@ -122,11 +168,11 @@ func (s *Subscription) over(c *consumer) (over <-chan struct{}, unwatch func()) 
 }
 
 // begun starts the handling of a delivery.
-func (s *Subscription) begun(c *consumer, a arrival) {
+func (s *Subscription) begun(a Arrival) {
 	s.places.take()
 	s.wg.Add(1)
-	c.inFlight.Add(1)
-	s.workers.give(task{c, a})
+	a.On.inFlight.Add(1)
+	s.workers.give(a)
 }
 
 // paced returns a channel that has a value when the next handler may start, after a stop; nil if it
@@ -147,8 +193,8 @@ func (s *Subscription) paced(timer *time.Timer) (*time.Timer, <-chan time.Time) 
 // arrived gives an arrival the place that the crash guard decides on. A delivery that must
 // not wait is settled at once, in its own goroutine, before a process that ends next could
 // raise its count again.
-func (s *Subscription) arrived(c *consumer, in *intake, a arrival) {
-	switch verdict := s.judge(c, &a.raw); verdict {
+func (s *Subscription) arrived(in *intake, a Arrival) {
+	switch verdict := s.judge(a.On, &a.Raw); verdict {
 	case innocent:
 		in.ready.push(a)
 	case suspect:
@@ -156,8 +202,8 @@ func (s *Subscription) arrived(c *consumer, in *intake, a arrival) {
 		in.suspects.push(a)
 	case endangered, culprit:
 		s.wg.Add(1)
-		c.inFlight.Add(1)
-		d, end := s.newDelivery(c, a)
+		a.On.inFlight.Add(1)
+		d, end := s.newDelivery(a)
 		settle := d.rescued
 		switch {
 		case d.astray != nil:
@@ -171,7 +217,7 @@ func (s *Subscription) arrived(c *consumer, in *intake, a arrival) {
 		}
 		go func() {
 			defer s.wg.Done()
-			defer c.inFlight.Done()
+			defer a.On.inFlight.Done()
 			defer end()
 			settle()
 		}()
@@ -180,13 +226,13 @@ func (s *Subscription) arrived(c *consumer, in *intake, a arrival) {
 
 // take takes one delivery to its end and frees its place. It calls idle if its goroutine can
 // take the next delivery.
-func (s *Subscription) take(t task, idle func()) {
-	d, end := s.newDelivery(t.from, t.arrival)
-	d.place.at, d.turn = inPlace, t.turn
+func (s *Subscription) take(a Arrival, idle func()) {
+	d, end := s.newDelivery(a)
+	d.place.at, d.turn = inPlace, a.turn
 	returned := false
 	defer func() {
-		if d.step != nil && s.base.Err() == nil { // else its handler may run
-			t.from.inOrder.ended(d)
+		if s.base.Err() == nil { // else its handler may run
+			d.step.Ended(d.outcome())
 		}
 		end()
 		if d.life.endDecoding(back); d.life.phase() == left {
@@ -199,6 +245,15 @@ func (s *Subscription) take(t task, idle func()) {
 	}()
 	s.process(d)
 	returned = true
+}
+
+// outcome says how the delivery has ended.
+func (d *delivery) outcome() Outcome {
+	return Outcome{
+		Acked:  d.life.phase() == acked && d.ctx.Err() == nil,
+		Copied: d.life.copy() == stored && d.astray == nil,
+		Died:   d.died != nil,
+	}
 }
 
 // leave frees the place of a delivery that has ended.
@@ -232,9 +287,9 @@ var always = func() <-chan struct{} {
 
 // release ends a consumer. Deliveries that have not begun go back at once. The channel is
 // closed when the messages in progress are settled.
-func (s *Subscription) release(c *consumer, unbegun []arrival) {
-	if c.inOrder != nil {
-		s.releaseInOrder(c)
+func (s *Subscription) release(c *Channel, unbegun []Arrival) {
+	if c.Together {
+		s.wg.Go(c.lane.Release)
 		return
 	}
 	s.wg.Add(1)
@@ -243,7 +298,7 @@ func (s *Subscription) release(c *consumer, unbegun []arrival) {
 		for _, a := range unbegun {
 			a.turn.leave()
 		}
-		rest := make(chan arrival)
+		rest := make(chan Arrival)
 		go func() {
 			defer close(rest)
 			c.cancel()
@@ -251,8 +306,8 @@ func (s *Subscription) release(c *consumer, unbegun []arrival) {
 				rest <- a
 			}
 			for raw := range c.deliveries {
-				c.acks.arrived(raw.DeliveryTag)
-				rest <- arrival{raw: raw, at: time.Now()}
+				c.Arrived(&raw)
+				rest <- Arrival{Raw: raw, At: time.Now(), On: c, Step: asArrived{}}
 			}
 		}()
 		back := s.putAllBack(c, rest)
@@ -266,7 +321,7 @@ func (s *Subscription) release(c *consumer, unbegun []arrival) {
 			within(goodbyeTimeout, goodbye)
 		}
 		c.inFlight.Wait()
-		c.flushAcks()
+		c.Flush()
 		within(goodbyeTimeout, goodbye)
 	}()
 }
@@ -284,7 +339,7 @@ func (s *Subscription) exists(conn *link.Conn) bool {
 // does not answer the cancel in time, putAllBack returns and goes on in the background until the
 // broker answers or the channel ends. Then back is closed. No channel.close may be sent before: a
 // nack behind it makes the broker end the connection.
-func (s *Subscription) putAllBack(c *consumer, rest <-chan arrival) (back <-chan struct{}) {
+func (s *Subscription) putAllBack(c *Channel, rest <-chan Arrival) (back <-chan struct{}) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	limit := time.After(goodbyeTimeout)
@@ -294,7 +349,7 @@ func (s *Subscription) putAllBack(c *consumer, rest <-chan arrival) (back <-chan
 			if !ok {
 				return always
 			}
-			d, end := s.newDelivery(c, a)
+			d, end := s.newDelivery(a)
 			suspended := s.outage.active.Load()
 			if !suspended && !d.counted() {
 				d.giveBack()
@@ -313,7 +368,7 @@ func (s *Subscription) putAllBack(c *consumer, rest <-chan arrival) (back <-chan
 			go func() { // until the broker answers, or the channel ends
 				defer close(late)
 				for a := range rest {
-					_ = c.giveBack(a.raw.DeliveryTag)
+					_ = c.GiveBack(a.Raw.DeliveryTag)
 				}
 			}()
 			return late
@@ -341,27 +396,37 @@ func (in *intake) oldest(suspect bool) (at time.Time, waiting bool) {
 	for _, q := range []*arrivals{&in.ready, &in.suspects} {
 		for _, a := range q.items[q.first:] {
 			if (a.turn != nil) == suspect {
-				return a.at, true
+				return a.At, true
 			}
 		}
 	}
 	return at, false
 }
 
+// hasTurn reports whether the first suspect may be tried now.
+func (in *intake) hasTurn() bool {
+	select {
+	case <-in.turn():
+		return true
+	default:
+		return false
+	}
+}
+
 // rest returns all arrivals.
-func (in *intake) rest() []arrival {
+func (in *intake) rest() []Arrival {
 	return append(in.ready.items[in.ready.first:], in.suspects.items[in.suspects.first:]...)
 }
 
 // arrivals is a queue that keeps its memory.
 type arrivals struct {
-	items []arrival
+	items []Arrival
 	first int
 }
 
 func (q *arrivals) len() int { return len(q.items) - q.first }
 
-func (q *arrivals) push(a arrival) {
+func (q *arrivals) push(a Arrival) {
 	if q.first > 0 && q.first >= len(q.items)/2 {
 		n := copy(q.items, q.items[q.first:])
 		clear(q.items[n:])
@@ -370,10 +435,13 @@ func (q *arrivals) push(a arrival) {
 	q.items = append(q.items, a)
 }
 
+// next is the first arrival. The queue must not be empty.
+func (q *arrivals) next() *Arrival { return &q.items[q.first] }
+
 // pop takes the first arrival. The queue must not be empty.
-func (q *arrivals) pop() arrival {
+func (q *arrivals) pop() Arrival {
 	a := q.items[q.first]
-	q.items[q.first] = arrival{}
+	q.items[q.first] = Arrival{}
 	q.first++
 	return a
 }
@@ -381,42 +449,36 @@ func (q *arrivals) pop() arrival {
 // maxIdle is how many idle goroutines a subscription keeps for the next deliveries.
 const maxIdle = 16
 
-// task is a delivery to process.
-type task struct {
-	from *consumer
-	arrival
-}
-
 // workers are goroutines that process one delivery at a time each. They are kept for a
 // while because a new goroutine would have to grow its stack first.
 type workers struct {
-	work  func(t task, idle func())
-	tasks chan task
+	work  func(a Arrival, idle func())
+	tasks chan Arrival
 	over  chan struct{}
 	idle  atomic.Int32 // workers that receive, or are about to
 }
 
-func newWorkers(work func(t task, idle func())) *workers {
-	return &workers{work: work, tasks: make(chan task), over: make(chan struct{})}
+func newWorkers(work func(a Arrival, idle func())) *workers {
+	return &workers{work: work, tasks: make(chan Arrival), over: make(chan struct{})}
 }
 
-// give passes t to a worker. Only one goroutine calls it.
-func (w *workers) give(t task) {
+// give passes a to a worker. Only one goroutine calls it.
+func (w *workers) give(a Arrival) {
 	if w.idle.Load() > 0 {
 		w.idle.Add(-1)
-		w.tasks <- t
+		w.tasks <- a
 		return
 	}
-	go w.run(t)
+	go w.run(a)
 }
 
 // end ends the idle workers. It is called after the last give.
 func (w *workers) end() { close(w.over) }
 
-func (w *workers) run(t task) {
+func (w *workers) run(a Arrival) {
 	for {
 		stay := false
-		w.work(t, func() {
+		w.work(a, func() {
 			if stay = w.idle.Load() < maxIdle; stay {
 				w.idle.Add(1)
 			}
@@ -425,7 +487,7 @@ func (w *workers) run(t task) {
 			return
 		}
 		select {
-		case t = <-w.tasks:
+		case a = <-w.tasks:
 		case <-w.over:
 			return
 		}

@@ -29,7 +29,7 @@ func (w *Waits) rejects() bool { return w.Rejected != nil }
 
 // held returns how long the queue holds a rejected message with a delivery count. It is nil where
 // no consumer rejects messages: then the count tells of processes that ended, and of no failures.
-func (c *consumer) held(w *Waits) func(count int) time.Duration {
+func (c *Channel) held(w *Waits) func(count int) time.Duration {
 	if w.rejects() {
 		return w.Rejected
 	}
@@ -52,7 +52,7 @@ func mostRejected(limit int) int64 { return int64(min(mostRejects, limit/2)) }
 // may have left the count of another queue in the headers. The broker replaces it only by a count
 // above zero, but it always writes how often the message was acquired, which is never less (F14).
 func rejectCount(raw *amqp.Delivery) int64 {
-	count := deliveryCount(raw)
+	count := DeliveryCount(raw)
 	acquired, known := audit.WholeNumber(raw.Headers["x-acquired-count"])
 	if !raw.Redelivered || known && count > acquired {
 		return 0
@@ -140,7 +140,7 @@ func (d *delivery) changes(key, value string) bool {
 }
 
 // reject rejects a delivery, so that its message waits in its queue.
-func (c *consumer) reject(tag uint64) (err error) {
+func (c *Channel) reject(tag uint64) (err error) {
 	c.conn.Together(func() { err = c.ch.Reject(tag, true) })
 	c.acks.nacked(tag)
 	return err

@@ -78,7 +78,7 @@ func TestFailuresThatTheBrokerCountsLeaveNoError(t *testing.T) {
 			for key, value := range copied.Headers("orders") {
 				d.raw.Headers[key] = value
 			}
-			d, end := d.sub.newDelivery(on, arrival{raw: d.raw, at: time.Now()})
+			d, end := d.sub.newDelivery(Arrival{Raw: d.raw, At: time.Now(), On: on, Step: asArrived{}})
 			defer end()
 			require.Equal(t, c.failures, d.State.Failures)
 			require.Equal(t, c.failures == 1, d.State.Error != "" && d.State.Class != "")
@@ -118,7 +118,7 @@ func TestADelayIsExactOnlyWhereItsDeliveryIsRejected(t *testing.T) {
 
 // countedDelivery returns a delivery with a delivery count, of a queue that holds a rejected
 // message for a second times the count, and whose wait queues make each wait half as long again.
-func countedDelivery(t *testing.T, count int64, arrived time.Time) (*delivery, *consumer) {
+func countedDelivery(t *testing.T, count int64, arrived time.Time) (*delivery, *Channel) {
 	t.Helper()
 	s := &Subscription{
 		cfg: Config{
@@ -131,12 +131,12 @@ func countedDelivery(t *testing.T, count int64, arrived time.Time) (*delivery, *
 		},
 		logger: watermill.NopLogger{}, stop: t.Context(),
 	}
-	on := &consumer{ctx: t.Context(), hold: time.Minute, Limits: Limits{Deliveries: 20}}
+	on := &Channel{ctx: t.Context(), hold: time.Minute, Limits: Limits{Deliveries: 20}}
 	raw := amqp.Delivery{Redelivered: count > 0}
 	if count > 0 {
 		raw.Headers = amqp.Table{"x-delivery-count": count, "x-acquired-count": count}
 	}
-	d, end := s.newDelivery(on, arrival{raw: raw, at: arrived})
+	d, end := s.newDelivery(Arrival{Raw: raw, At: arrived, On: on, Step: asArrived{}})
 	t.Cleanup(end)
 	return d, on
 }

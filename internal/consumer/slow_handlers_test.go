@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -47,8 +48,8 @@ func TestPrefetchFallsWhenDeliveriesWait(t *testing.T) {
 					Consume: Consume{Concurrency: 1, Prefetch: 16, PrefetchBy: ByLibrary},
 				})
 				begun, longest := 0, time.Duration(0)
-				s.workers = newWorkers(func(task task, _ func()) {
-					longest = max(longest, time.Since(task.at))
+				s.workers = newWorkers(func(a Arrival, _ func()) {
+					longest = max(longest, time.Since(a.At))
 					place, took := &standing{at: inPlace}, c.others
 					if begun++; begun == 1 {
 						took = c.first
@@ -57,9 +58,9 @@ func TestPrefetchFallsWhenDeliveriesWait(t *testing.T) {
 						}
 					}
 					time.Sleep(took)
-					task.turn.leave()
+					a.turn.leave()
 					s.places.leave(place)
-					task.from.inFlight.Done()
+					a.On.inFlight.Done()
 					s.wg.Done()
 				})
 				deliveries := make(chan amqp.Delivery, 16)
@@ -67,12 +68,13 @@ func TestPrefetchFallsWhenDeliveriesWait(t *testing.T) {
 					c.delivery.DeliveryTag = uint64(tag + 1)
 					deliveries <- c.delivery
 				}
-				from := &consumer{
+				from := &Channel{
 					deliveries: deliveries, ctx: ctx, hold: hold, enough: make(chan struct{}),
+					inFlight: new(sync.WaitGroup), lane: alone{},
 					Limits: Limits{Deliveries: 5},
 				}
 				time.AfterFunc(2*time.Hour, stop)
-				rest := s.receive(from)
+				rest, _ := s.receive(from)
 				s.wg.Wait()
 				require.Equal(t, c.falls, s.slow)
 				require.Equal(t, c.back, len(rest) > 0, "given back")

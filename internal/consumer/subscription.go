@@ -3,7 +3,6 @@ package consumer
 import (
 	"context"
 	"fmt"
-	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,9 +17,9 @@ import (
 )
 
 const (
-	// prepareTimeout bounds everything that happens before consuming begins. A broker may
+	// PrepareTimeout bounds everything that happens before consuming begins. A broker may
 	// take a minute to say that a queue is out of reach (F18).
-	prepareTimeout = 90 * time.Second
+	PrepareTimeout = 90 * time.Second
 	// goodbyeTimeout bounds each request to a broker when its channel ends.
 	goodbyeTimeout = 2 * time.Second
 	// resumePause is the pause before the first try to consume again. It doubles with each
@@ -51,36 +50,29 @@ type Subscription struct {
 	timeout atomic.Int64 // the broker's consumer timeout, once it has ended a channel
 	inHand  inHand
 
-	asking   chan struct{} // has a value while a key is asked for
-	inKeyBy  atomic.Bool   // the user's function is asked, and no longer the marshaler
-	led      atomic.Uint64 // the last epoch in which this process has led, without an end in peace
-	slow     bool          // handlers are: the prefetch is as low as it can be until they keep up
-	narrow   sync.Once     // logged that the prefetch leaves no room for hand-overs
+	slow     bool      // handlers are: the prefetch is as low as it can be until they keep up
+	narrow   sync.Once // logged that the prefetch leaves no room for hand-overs
 	rounding Rounding
 	rounds   sync.Once // logged that a delay is longer than all wait queues
 	lowered  sync.Once // logged that a message waits with a lower priority
 	misled   sync.Once // logged that a routing key was changed during the wait
-	keyless  sync.Once // logged that a message has no key, because the user's function panics
-
-	disbelief time.Time // logged that a note in the line is not believed; of the reader of the line
 }
 
-// consumer is one channel that consumes, until it is cancelled or lost.
-type consumer struct {
+// Channel is one channel that consumes, until it is cancelled or lost.
+type Channel struct {
 	Limits
 	conn       *link.Conn
 	ch         *amqp.Channel
 	tag        string
 	deliveries <-chan amqp.Delivery
 	ctx        context.Context // done when the channel is closed
-	inFlight   sync.WaitGroup
+	inFlight   *sync.WaitGroup
 	acks       acks
+	lane       Lane
 
-	inOrder   *inOrder      // nil without an order
 	hold      time.Duration // how long a delivery may be held, from its arrival
-	probing   bool          // consumes one message at a time, after an outage
+	use       Use
 	holdsNone atomic.Bool   // the queue does not hold rejected messages, as far as is known
-	single    bool          // gets one message, while a brake is stopped
 	enough    chan struct{} // closed when nothing more may be received
 	enoughNow func()        // closes enough
 	cancel    func()        // ends the deliveries, once, and closes cancelled
@@ -101,7 +93,10 @@ func New(ctx, stop context.Context, cfg Config) *Subscription {
 		stop: own, base: base,
 		cancel: func() { unlink(); cancelStop(); cancelBase() },
 		places: newPlaces(cfg.Consume.Concurrency, &cfg.Group.held),
-		inHand: inHand{have: map[*delivery]held{}}, asking: make(chan struct{}, 1),
+		inHand: inHand{have: map[*delivery]held{}},
+	}
+	if s.cfg.Lanes == nil {
+		s.cfg.Lanes = plain{}
 	}
 	s.workers = newWorkers(s.take)
 	return s
@@ -113,25 +108,26 @@ func (s *Subscription) Messages() <-chan *message.Message { return s.out }
 // Cancel ends a Subscription that does not run.
 func (s *Subscription) Cancel() { s.cancel() }
 
-// intent is the use of a consumer.
-type intent int
+// Use is what a Channel is for.
+type Use int
 
+// The uses.
 const (
-	toConsume intent = iota // the queue
-	toProbe                 // with one message at a time, after an outage
-	toGetOne                // message, while a brake is stopped
+	ToConsume Use = iota // the queue
+	ToProbe              // with one message at a time, after an outage
+	ToGetOne             // message, while a brake is stopped
 )
 
 // Prepare declares and checks everything as Begin does.
 func (s *Subscription) Prepare() error {
-	ctx, cancel := context.WithTimeout(s.stop, prepareTimeout)
+	ctx, cancel := context.WithTimeout(s.stop, PrepareTimeout)
 	defer cancel()
 	return s.cfg.Link.Do(ctx, func(conn *link.Conn) error { return s.prepare(ctx, conn) })
 }
 
 func (s *Subscription) prepare(ctx context.Context, conn *link.Conn) (err error) {
 	s.limits, err = s.cfg.Prepare(ctx, conn, s.hold)
-	s.gate.SetOneActive(s.limits.OneActive || s.cfg.Order != nil)
+	s.gate.SetOneActive(s.limits.OneActive)
 	return err
 }
 
@@ -141,11 +137,11 @@ func (s *Subscription) Begin() (run func(), err error) {
 	if s.cfg.Gate != nil {
 		s.gate = s.cfg.Gate()
 	}
-	var c *consumer
+	var c *Channel
 	if s.isShut() {
 		err = s.Prepare()
 	} else {
-		c, err = s.begin(toConsume)
+		c, err = s.begin(ToConsume)
 	}
 	if err != nil {
 		s.gate.Leave()
@@ -154,36 +150,33 @@ func (s *Subscription) Begin() (run func(), err error) {
 }
 
 // begin declares everything and consumes.
-func (s *Subscription) begin(use intent) (c *consumer, err error) {
-	ctx, cancel := context.WithTimeout(s.stop, prepareTimeout)
+func (s *Subscription) begin(use Use) (c *Channel, err error) {
+	ctx, cancel := context.WithTimeout(s.stop, PrepareTimeout)
 	defer cancel()
 	err = s.cfg.Link.Do(ctx, func(conn *link.Conn) error {
 		if err := s.prepare(ctx, conn); err != nil {
 			return err
 		}
 		limits := s.limits
-		c, err = s.consumeWithin(ctx, func() (*consumer, error) {
-			if s.cfg.Order != nil {
-				return s.consumeLine(conn, limits, use)
-			}
-			return s.consume(conn, limits, use)
+		c, err = Within(ctx, s.cfg.Queue, func() (*Channel, error) {
+			return s.cfg.Lanes.Open(s, conn, limits, use)
 		})
 		return err
 	})
 	return c, err
 }
 
-// consumeWithin returns the consumer that consume makes, until the end of ctx.
-func (s *Subscription) consumeWithin(
-	ctx context.Context, consume func() (*consumer, error),
-) (*consumer, error) {
+// Within returns the channel that open makes, until the end of ctx.
+func Within(
+	ctx context.Context, queue string, open func() (*Channel, error),
+) (*Channel, error) {
 	type result struct {
-		consumer *consumer
+		consumer *Channel
 		err      error
 	}
 	opened := make(chan result, 1)
 	go func() {
-		c, err := consume()
+		c, err := open()
 		opened <- result{c, err}
 	}()
 	select {
@@ -196,29 +189,35 @@ func (s *Subscription) consumeWithin(
 				_ = r.consumer.ch.Close()
 			}
 		}()
-		return nil, fmt.Errorf("consume queue %q: %w", s.cfg.Queue, context.Cause(ctx))
+		return nil, fmt.Errorf("consume queue %q: %w", queue, context.Cause(ctx))
 	}
 }
 
-func (s *Subscription) consume(conn *link.Conn, limits Limits, use intent) (*consumer, error) {
+// plain are the Lanes of a queue without a room: deliveries begin as they arrive.
+type plain struct{}
+
+// Open implements Lanes.
+func (plain) Open(
+	s *Subscription, conn *link.Conn, limits Limits, use Use,
+) (*Channel, error) {
 	prefetch := s.cfg.Consume.Prefetch
 	switch {
-	case use != toConsume:
+	case use != ToConsume:
 		prefetch = 1
 	case s.slow:
 		prefetch = s.cfg.Consume.Concurrency
 	}
-	c, err := s.open(conn, limits, use, s.cfg.Queue, prefetch)
-	if err == nil && use != toGetOne {
+	c, err := s.Open(conn, limits, use, s.cfg.Queue, prefetch, s.cfg.Consume.Arguments)
+	if err == nil && use != ToGetOne {
 		s.logger.Info("Consuming", nil)
 	}
 	return c, err
 }
 
-// open consumes a queue on a new channel.
-func (s *Subscription) open(
-	conn *link.Conn, limits Limits, use intent, queue string, prefetch int,
-) (*consumer, error) {
+// Open consumes a queue on a new channel.
+func (s *Subscription) Open(
+	conn *link.Conn, limits Limits, use Use, queue string, prefetch int, args amqp.Table,
+) (*Channel, error) {
 	cfg := &s.cfg.Consume
 	ch, err := conn.Channel()
 	if err != nil {
@@ -234,8 +233,7 @@ func (s *Subscription) open(
 	}
 	var deliveries <-chan amqp.Delivery
 	if err == nil {
-		deliveries, err = ch.Consume(queue, tag, false, cfg.Exclusive, cfg.NoLocal, false,
-			s.consumeArguments(limits.Classic && queue == s.cfg.Queue))
+		deliveries, err = ch.Consume(queue, tag, false, cfg.Exclusive, cfg.NoLocal, false, args)
 	}
 	if err != nil {
 		_ = ch.Close()
@@ -247,11 +245,11 @@ func (s *Subscription) open(
 	}
 	ctx, cancel := context.WithCancel(s.base)
 	enough := make(chan struct{})
-	c := &consumer{
+	c := &Channel{
 		Limits: limits, conn: conn, ch: ch, tag: tag, deliveries: deliveries, ctx: ctx,
-		hold: s.hold(limits.ConsumerTimeout), probing: use == toProbe, single: use == toGetOne,
+		hold: s.hold(limits.ConsumerTimeout), use: use,
 		enough: enough, enoughNow: sync.OnceFunc(func() { close(enough) }),
-		cancelled: make(chan struct{}), acks: acks{send: ch.Ack, most: max(1, min(prefetch/4, maxAcks))},
+		cancelled: make(chan struct{}), inFlight: new(sync.WaitGroup), lane: alone{}, acks: acks{send: ch.Ack, most: max(1, min(prefetch/4, maxAcks))},
 	}
 	c.holdsNone.Store(limits.HoldsNone)
 	c.gone = sync.OnceFunc(func() { close(c.cancelled) })
@@ -263,33 +261,14 @@ func (s *Subscription) open(
 		s.endedBy(c, <-closed)
 		cancel()
 	}()
-	if use != toGetOne {
+	if use != ToGetOne {
 		go s.watch(c, queue)
 	}
 	return c, nil
 }
 
-// consumeArguments are the user's, and with an order no consumer timeout: RabbitMQ 4.3 would give
-// the deliveries that are over it to another consumer, and keep the others for this one (F52).
-// Earlier versions ignore the argument. A classic queue of RabbitMQ 4.3 refuses it.
-func (s *Subscription) consumeArguments(classic bool) amqp.Table {
-	args := s.cfg.Consume.Arguments
-	if s.cfg.Order == nil || classic {
-		return args
-	}
-	args = maps.Clone(args)
-	if args == nil {
-		args = amqp.Table{}
-	}
-	args["x-consumer-timeout"] = noTimeout
-	return args
-}
-
-// noTimeout is ten years in milliseconds. A queue of RabbitMQ 4.3 breaks at much more.
-const noTimeout = int64(315360000000)
-
 // run consumes until the subscription is stopped, and drains it.
-func (s *Subscription) run(c *consumer) {
+func (s *Subscription) run(c *Channel) {
 	defer close(s.out)
 	defer s.cancel()
 	defer s.workers.end()
@@ -297,11 +276,12 @@ func (s *Subscription) run(c *consumer) {
 	defer s.gate.Leave()
 	for more := true; more; more = c != nil {
 		if c != nil { // nil if the gate was shut at the start
-			s.release(c, s.receive(c))
+			rest, _ := s.receive(c)
+			s.release(c, rest)
 		}
-		use := toConsume
+		use := ToConsume
 		if s.awaitStorage() {
-			use = toProbe
+			use = ToProbe
 		}
 		c = s.resume(use, nextPause(s.awaitGate()))
 	}
@@ -325,7 +305,7 @@ func (s *Subscription) run(c *consumer) {
 
 // resume consumes again and tries until that works. It returns nil when the subscription
 // is stopped.
-func (s *Subscription) resume(use intent, pause time.Duration) *consumer {
+func (s *Subscription) resume(use Use, pause time.Duration) *Channel {
 	for ; Sleep(s.stop, clock.Wait(pause)); pause = min(max(2*pause, resumePause), maxResumePause) {
 		c, err := s.begin(use)
 		if err == nil {

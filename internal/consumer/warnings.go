@@ -109,7 +109,7 @@ func (s *Subscription) logHandler(d *delivery, held time.Duration) {
 		s.logger.Error("Marshaler does not return: make it wait for nothing, and start again; the "+
 			"message keeps its place, and the broker delivers it again after its consumer timeout (30m "+
 			"unless set)",
-			hasHad("the marshaler", held), watermill.LogFields{"message_id": d.MessageID, "held": held})
+			HasHad("the marshaler", held), watermill.LogFields{"message_id": d.MessageID, "held": held})
 		return
 	}
 	id := cmp.Or(d.MessageID, d.uuid)
@@ -117,21 +117,22 @@ func (s *Subscription) logHandler(d *delivery, held time.Duration) {
 	s.logger.Error("Handler does not return: use Watermill's Timeout inside DelayedRetry and a "+
 		"handler that heeds its context; the message keeps its place, and the broker delivers it "+
 		"again after its consumer timeout (30m unless set)",
-		hasHad(fmt.Sprintf("handler %q", handler), held),
+		HasHad(fmt.Sprintf("handler %q", handler), held),
 		watermill.LogFields{
 			"handler": handler, "message_id": id, "message_uuid": d.uuid, "attempt": d.State.Failures + 1,
 			"held": held,
 		})
 }
 
-func hasHad(function string, held time.Duration) error {
+// HasHad says how long a function of the user has had a message.
+func HasHad(function string, held time.Duration) error {
 	return fmt.Errorf("%s has had the message for %v", function, held.Round(time.Millisecond))
 }
 
 // slowCheck returns how often to look whether the prefetch suits the handlers; 0 for never.
-func (s *Subscription) slowCheck(c *consumer) time.Duration {
+func (s *Subscription) slowCheck(c *Channel) time.Duration {
 	cfg := &s.cfg.Consume
-	if c.probing || cfg.PrefetchBy != ByLibrary || cfg.Prefetch <= cfg.Concurrency {
+	if c.use == ToProbe || c.Together || cfg.PrefetchBy != ByLibrary || cfg.Prefetch <= cfg.Concurrency {
 		return 0
 	}
 	return min(max(c.hold/16, time.Millisecond), time.Minute)
@@ -141,7 +142,7 @@ func (s *Subscription) slowCheck(c *consumer) time.Duration {
 // that it may be held, because otherwise the broker's consumer timeout would take deliveries back
 // whose handlers have not begun (F16). The prefetch is as low as possible from then on. Suspects
 // wait for each other, and a lower prefetch would not change that: they only go back.
-func (s *Subscription) waitsTooLong(c *consumer, in *intake) bool {
+func (s *Subscription) waitsTooLong(c *Channel, in *intake) bool {
 	calm, isCalm := s.places.calmSince()
 	if !isCalm || s.outage.active.Load() {
 		return false
@@ -175,7 +176,7 @@ func (s *Subscription) waitsTooLong(c *consumer, in *intake) bool {
 // keepsUp reports whether handlers were quick for a quarter of the time that a delivery may be
 // held: with the full prefetch no delivery would have waited for half as long. The prefetch is
 // full again from then on. A time in which no handler has had a message says nothing.
-func (s *Subscription) keepsUp(c *consumer, in *intake) bool {
+func (s *Subscription) keepsUp(c *Channel, in *intake) bool {
 	if !s.slow {
 		return false
 	}

@@ -28,7 +28,7 @@ var errStandsStill = errors.New("the broker delivers nothing, although the queue
 // watch ends a consumer that gets nothing, has nothing in hand, and whose queue has ready messages
 // all the same: the broker or this library has lost count of a delivery. It knows only which
 // deliveries have arrived, and so does not depend on the code that takes them.
-func (s *Subscription) watch(c *consumer, queue string) {
+func (s *Subscription) watch(c *Channel, queue string) {
 	const step = stillness / 3
 	ticker := time.NewTicker(step)
 	defer ticker.Stop()
@@ -69,7 +69,7 @@ func (s *Subscription) watch(c *consumer, queue string) {
 // stuck returns the queue if two looks find ready messages while nothing arrives. An inactive
 // single active consumer gets nothing either: with several consumers, only a delivery shows which
 // is active.
-func (s *Subscription) stuck(c *consumer, queue string, last uint64) (*amqp.Queue, error) {
+func (s *Subscription) stuck(c *Channel, queue string, last uint64) (*amqp.Queue, error) {
 	for look := 1; ; look++ {
 		ctx, cancel := context.WithTimeout(c.ctx, lookTimeout)
 		found, err := audit.Passive(ctx, c.conn.Do, queue)
@@ -77,7 +77,7 @@ func (s *Subscription) stuck(c *consumer, queue string, last uint64) (*amqp.Queu
 		if err != nil {
 			return nil, err
 		}
-		inactive := (c.OneActive || s.cfg.Order != nil) && found.Consumers > 1 && last == 0
+		inactive := c.OneActive && found.Consumers > 1 && last == 0
 		if now, _ := c.acks.last(); now != last || found.Messages == 0 || inactive {
 			return nil, nil
 		}
@@ -89,13 +89,13 @@ func (s *Subscription) stuck(c *consumer, queue string, last uint64) (*amqp.Queu
 }
 
 // awaken logs what explains a stillness, and ends the consumer. The next one has a new channel.
-func (s *Subscription) awaken(c *consumer, found *amqp.Queue, still time.Duration, last uint64) {
+func (s *Subscription) awaken(c *Channel, found *amqp.Queue, still time.Duration, last uint64) {
 	s.logger.Error("The queue has messages and delivers none to this process, which has none in "+
 		"hand: consuming again on a new channel",
 		errStandsStill, watermill.LogFields{
 			"queue": found.Name, "ready": found.Messages, "consumers": found.Consumers,
 			"still_for": still, "deliveries": last, "consumer_tag": c.tag,
-			"one_active": c.OneActive, "probing": c.probing,
+			"one_active": c.OneActive, "probing": c.use == ToProbe,
 		})
 	c.enoughNow()
 	c.cancel()

@@ -58,7 +58,7 @@ const (
 	RoleDead Role = "dead"
 	// RoleStranded keeps messages whose queue has vanished while they waited.
 	RoleStranded Role = "stranded"
-	// RoleLine keeps the messages that wait in the order of their keys; see topology.InOrder.
+	// RoleLine keeps the messages that wait in the order of their keys; see inorder.Strategy.
 	RoleLine Role = "line"
 )
 

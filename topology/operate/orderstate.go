@@ -19,7 +19,7 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// OrderState has the keys in the line of a queue that is handled in order; see topology.InOrder.
+// OrderState has the keys in the line of a queue that is handled in order; see inorder.Strategy.
 type OrderState struct {
 	// Instance is the process that leads, Epoch its fencing token and Since the time since which it
 	// leads. Without a process Instance is empty, and Epoch is the highest that was seen.

@@ -22,6 +22,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/inorder"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -50,7 +51,7 @@ func newKeyed(t testing.TB) *keyed {
 	k.Operator = rig.OpenOperator(t, k.url, operate.WithoutPolicyCheck())
 	rig.DeclareQueue(t, k.url, k.queue, oneActive)
 	var err error
-	k.plan, err = topology.InOrder{}.Plan(k.queue, []time.Duration{})
+	k.plan, err = inorder.Strategy{}.Plan(k.queue, []time.Duration{})
 	require.NoError(t, err)
 	testbroker.Delete(t, k.queue+".line", k.queue+".dlq", k.queue+".dlq.originals")
 	require.NoError(t, k.Declare(t.Context(), k.plan))
@@ -62,7 +63,7 @@ func (k *keyed) serve(block bool) *rig.Service {
 	k.t.Helper()
 	return rig.Start(k.t, rig.Config{
 		URL: k.via, AdminURL: k.url, Queue: k.queue, Keep: true, Configure: rig.WithQueue(oneActive),
-		Strategy: topology.InOrder{Block: block, KeyBy: func(msg *message.Message) string {
+		Strategy: inorder.Strategy{Block: block, KeyBy: func(msg *message.Message) string {
 			return msg.Metadata.Get("key")
 		}},
 		Policy: backoff.List{50 * time.Millisecond},
@@ -480,7 +481,7 @@ func TestAReplayOfAKeyIsKilled(t *testing.T) {
 			}
 		})
 		o := rig.OpenOperator(t, os.Getenv("AMQP_URL"), operate.WithoutPolicyCheck())
-		plan, err := topology.InOrder{}.Plan(queue, []time.Duration{})
+		plan, err := inorder.Strategy{}.Plan(queue, []time.Duration{})
 		require.NoError(t, err)
 		_, err = o.ReplayKey(t.Context(), plan, "a", operate.ReplayOptions{})
 		require.NoError(t, err)

@@ -70,7 +70,7 @@ type ReplayOptions struct {
 // Replay moves only messages that were in the queue at the beginning: it ends, even where every
 // message fails again and comes back.
 //
-// A letter that blocks its key (topology.InOrder with Block) is refused, because behind the waiting
+// A letter that blocks its key (inorder.Strategy with Block) is refused, because behind the waiting
 // messages of the key it would have lost its place: see ReplayKey.
 //
 // After the first message that cannot be published Replay stops and says why;

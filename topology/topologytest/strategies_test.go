@@ -9,6 +9,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/inorder"
 	"github.com/millpond-go/millpond/topology/topologytest"
 )
 
@@ -46,7 +47,7 @@ func TestNativeKeepsItsPromises(t *testing.T) {
 func TestInOrderKeepsItsPromises(t *testing.T) {
 	t.Parallel()
 	topologytest.Run(t, topologytest.Config{
-		Strategy: topology.InOrder{KeyBy: func(msg *message.Message) string { return msg.UUID }},
+		Strategy: inorder.Strategy{KeyBy: func(msg *message.Message) string { return msg.UUID }},
 		URL:      testbroker.URL(t), QueueArguments: rig.OneActive(), Patience: rig.Patience,
 	})
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/millpond-go/millpond/cmd/millpond/page"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/inorder"
 )
 
 // orderedHouse is a broker with a service that handles queue orders in order, with Block.
@@ -41,7 +41,7 @@ func newOrderedHouse(t testing.TB) *orderedHouse {
 		Configure: rig.WithQueue(amqp.Table{
 			"x-queue-type": "quorum", "x-single-active-consumer": true,
 		}),
-		Strategy: topology.InOrder{Block: true, KeyBy: func(msg *message.Message) string {
+		Strategy: inorder.Strategy{Block: true, KeyBy: func(msg *message.Message) string {
 			return msg.Metadata.Get("key")
 		}},
 		Policy: backoff.None{},

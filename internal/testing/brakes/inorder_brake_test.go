@@ -12,14 +12,14 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/budget"
 	"github.com/millpond-go/millpond/middleware/outage"
-	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/inorder"
 )
 
 // newOrderedFleet is a fleet whose queue is handled in order. Each message has its own key.
 func newOrderedFleet(t *testing.T, p plan) *fleet {
 	t.Helper()
 	p.queue = testbroker.Queue(t)
-	p.strategy = topology.InOrder{
+	p.strategy = inorder.Strategy{
 		KeyBy: func(msg *message.Message) string { return string(msg.Payload) },
 	}
 	p.arguments = rig.OneActive()

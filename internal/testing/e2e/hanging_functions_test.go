@@ -15,6 +15,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/inorder"
 )
 
 // hanging is a function of the user that does not return for the body hangs, until free is closed.
@@ -103,14 +104,14 @@ func TestAMarshalerThatHangs(t *testing.T) {
 func TestAKeyByThatHangs(t *testing.T) {
 	t.Parallel()
 	for function, isKeyBy := range map[string]bool{
-		"KeyBy of topology.InOrder": true, "the marshaler": false,
+		"KeyBy of inorder.Strategy": true, "the marshaler": false,
 	} {
 		t.Run(function, func(t *testing.T) {
 			t.Parallel()
 			rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
 				proxy := testbroker.NewProxy(t, broker.URL())
 				h := &hanging{free: make(chan struct{})}
-				var in topology.InOrder
+				var in inorder.Strategy
 				if isKeyBy {
 					in.KeyBy = h.keyBy
 				}

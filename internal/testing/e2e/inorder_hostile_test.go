@@ -25,6 +25,7 @@ import (
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/inorder"
 )
 
 // Given a message in the line that this library has not written, when the process leads and when
@@ -57,7 +58,7 @@ func TestAForgedMessageInTheLineStopsNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var handled bodies
-			c := orderedBy(topology.InOrder{}, often(100*time.Millisecond),
+			c := orderedBy(inorder.Strategy{}, often(100*time.Millisecond),
 				func(msg *message.Message) error {
 					handled.add(string(msg.Payload))
 					return nil
@@ -109,7 +110,7 @@ func TestAForgedEpochLetsNoEpochFall(t *testing.T) {
 			t.Parallel()
 			rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
 				epochs := make(chan uint64, 100)
-				cfg := orderedBy(topology.InOrder{}, often(time.Second), func(msg *message.Message) error {
+				cfg := orderedBy(inorder.Strategy{}, often(time.Second), func(msg *message.Message) error {
 					epochs <- middleware.StateOf(msg.Context()).Epoch
 					return nil
 				})
@@ -172,7 +173,7 @@ func TestAForgedEpochAndAProcessThatHasLedBefore(t *testing.T) {
 			return last, leader
 		}
 		start := func(name string) *rig.Service {
-			cfg := orderedBy(topology.InOrder{}, often(time.Second), func(msg *message.Message) error {
+			cfg := orderedBy(inorder.Strategy{}, often(time.Second), func(msg *message.Message) error {
 				mu.Lock()
 				defer mu.Unlock()
 				epoch := middleware.StateOf(msg.Context()).Epoch
@@ -245,7 +246,7 @@ func TestAUserWhoIsNotBelievedMayNotLead(t *testing.T) {
 				cfg := rig.QueueConfig(broker.URL())
 				cfg.Queue.Arguments = rig.OneActive()
 				cfg.Connection.AmqpConfig = &amqp.Config{Dial: memnet.Dial}
-				client := rig.OpenWith(t, cfg.Connection, topology.InOrder{KeyBy: keyOf},
+				client := rig.OpenWith(t, cfg.Connection, inorder.Strategy{KeyBy: keyOf},
 					topology.WithControlUsers(c.users...))
 				t.Cleanup(func() { close(over) })
 				err := rig.SubscribeError(t, client, cfg, "orders", often(time.Second))
@@ -282,7 +283,7 @@ func TestAMessageThatFollowsKeepsItsDelay(t *testing.T) {
 		}
 		return nil
 	}
-	r := rig.Start(t, orderedBy(topology.InOrder{}, often(time.Second), handle))
+	r := rig.Start(t, orderedBy(inorder.Strategy{}, often(time.Second), handle))
 	r.Send("a:0")
 	rig.WaitFor(t, "the first message fails", failed.Load)
 	due := time.Now().Add(5 * time.Second)
@@ -310,7 +311,7 @@ func TestUnusualKeys(t *testing.T) {
 				t.Parallel()
 				var handled bodies
 				var failed atomic.Int32
-				r := rig.Start(t, orderedBy(topology.InOrder{
+				r := rig.Start(t, orderedBy(inorder.Strategy{
 					Block: block, KeyBy: func(*message.Message) string { return key },
 				}, backoff.List{100 * time.Millisecond}, func(msg *message.Message) error {
 					if string(msg.Payload) == "a:1" {
@@ -366,7 +367,7 @@ func TestAKeyThatEndsItsGoroutineStopsNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var handled bodies
-			cfg := orderedBy(topology.InOrder{KeyBy: c.keyBy}, often(100*time.Millisecond),
+			cfg := orderedBy(inorder.Strategy{KeyBy: c.keyBy}, often(100*time.Millisecond),
 				func(msg *message.Message) error {
 					handled.add(string(msg.Payload))
 					return nil

@@ -16,6 +16,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/inorder"
 )
 
 // Given a network that stands still, so that a process cannot know whether it still leads, then it
@@ -26,7 +27,7 @@ func TestALeaseThatIsNotRenewedEnds(t *testing.T) {
 	url := testbroker.URL(t)
 	proxy := testbroker.NewProxy(t, url)
 	var handled bodies
-	c := orderedBy(topology.InOrder{}, often(100*time.Millisecond), func(msg *message.Message) error {
+	c := orderedBy(inorder.Strategy{}, often(100*time.Millisecond), func(msg *message.Message) error {
 		handled.add(string(msg.Payload))
 		return nil
 	})
@@ -65,7 +66,7 @@ func TestAFullLineOutlastsTheConsumerTimeout(t *testing.T) {
 	}
 	var handled bodies
 	var open atomic.Bool
-	c := orderedBy(topology.InOrder{MaxWaiting: 3}, often(time.Second),
+	c := orderedBy(inorder.Strategy{MaxWaiting: 3}, often(time.Second),
 		func(msg *message.Message) error {
 			if string(msg.Payload) == "a:0" && !open.Load() {
 				return errNotYet
@@ -101,7 +102,7 @@ func TestAnObserverThatEndsItsGoroutineHoldsNoKey(t *testing.T) {
 	t.Parallel()
 	var handled bodies
 	var ended atomic.Bool
-	c := orderedBy(topology.InOrder{}, often(100*time.Millisecond), func(msg *message.Message) error {
+	c := orderedBy(inorder.Strategy{}, often(100*time.Millisecond), func(msg *message.Message) error {
 		handled.add(string(msg.Payload))
 		return nil
 	})

@@ -18,6 +18,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/inorder"
 )
 
 // handler handles everything but a:0, which fails until it is opened, and hang:0, which hangs.
@@ -79,7 +80,7 @@ func TestTheQueuesOfALeaderAreTouched(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			h := newHandler()
-			cfg := orderedBy(topology.InOrder{}, often(100*time.Millisecond), h.handle)
+			cfg := orderedBy(inorder.Strategy{}, often(100*time.Millisecond), h.handle)
 			r := rig.Start(t, cfg)
 			cfg.Queue = r.Queue
 			passive := rig.Start(t, cfg)
@@ -128,7 +129,7 @@ func TestBothQueuesOfALeaderVanish(t *testing.T) {
 	t.Parallel()
 	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
 		h := newHandler()
-		cfg := orderedBy(topology.InOrder{}, often(100*time.Millisecond), h.handle)
+		cfg := orderedBy(inorder.Strategy{}, often(100*time.Millisecond), h.handle)
 		cfg.URL, cfg.Queue, cfg.Keep = broker.URL(), "orders", true
 		leader := rig.Start(t, cfg)
 		rig.Start(t, cfg)
@@ -151,7 +152,7 @@ func TestBothQueuesOfALeaderVanish(t *testing.T) {
 func TestAHandlerThatHangsAndALineThatIsLost(t *testing.T) {
 	t.Parallel()
 	h := newHandler()
-	cfg := orderedBy(topology.InOrder{}, often(100*time.Millisecond), h.handle)
+	cfg := orderedBy(inorder.Strategy{}, often(100*time.Millisecond), h.handle)
 	r := rig.Start(t, cfg)
 	t.Cleanup(func() { close(h.hang) })
 	r.Send("hang:0")
@@ -182,7 +183,7 @@ func TestCloseInEachState(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			h := newHandler()
-			cfg := orderedBy(topology.InOrder{}, often(100*time.Millisecond), h.handle)
+			cfg := orderedBy(inorder.Strategy{}, often(100*time.Millisecond), h.handle)
 			cfg.SubscriberOptions = append(cfg.SubscriberOptions, topology.WithDrainTimeout(2*time.Second))
 			r := rig.Start(t, cfg)
 			cfg.Queue = r.Queue
@@ -217,7 +218,7 @@ func TestCloseInEachState(t *testing.T) {
 func TestAClassicQueueInOrder(t *testing.T) {
 	t.Parallel()
 	h := newHandler()
-	cfg := orderedBy(topology.InOrder{}, often(100*time.Millisecond), h.handle)
+	cfg := orderedBy(inorder.Strategy{}, often(100*time.Millisecond), h.handle)
 	cfg.Configure = func(cfg *wamqp.Config) {
 		rig.QuickReconnect(cfg)
 		cfg.Queue.Arguments = amqp.Table{"x-single-active-consumer": true}
@@ -244,7 +245,7 @@ func TestManyTakeoversUnderADeliveryLimit(t *testing.T) {
 				time.Sleep(10 * time.Millisecond)
 				return h.handle(msg)
 			}
-			cfg := orderedBy(topology.InOrder{}, often(100*time.Millisecond), slow)
+			cfg := orderedBy(inorder.Strategy{}, often(100*time.Millisecond), slow)
 			h.open.Store(true)
 			cfg.URL, cfg.AdminURL = proxy.URL(), url
 			cfg.Configure = func(cfg *wamqp.Config) {
@@ -280,7 +281,7 @@ func TestANackKeepsTheOrder(t *testing.T) {
 		handled.add(string(msg.Payload))
 		return nil
 	}
-	cfg := orderedBy(topology.InOrder{}, often(100*time.Millisecond), handle)
+	cfg := orderedBy(inorder.Strategy{}, often(100*time.Millisecond), handle)
 	cfg.Outer = []message.HandlerMiddleware{func(next message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
 			if string(msg.Payload) == "a:0" && failures.Add(1) < 4 {
@@ -316,7 +317,7 @@ func TestAHandlerThatSettlesByItself(t *testing.T) {
 		}
 		return nil
 	}
-	r := rig.Start(t, orderedBy(topology.InOrder{}, often(100*time.Millisecond), handle))
+	r := rig.Start(t, orderedBy(inorder.Strategy{}, often(100*time.Millisecond), handle))
 	r.Send(append(append(ofKey("a", 5), ofKey("b", 5)...), ofKey("d", 5)...)...)
 	within(t, 30*time.Second, "all are handled", func() bool {
 		return len(handled.of("a")) >= 5 && len(handled.of("b")) >= 5 && len(handled.of("d")) == 5
@@ -331,7 +332,7 @@ func TestALongWaitLeavesTimeToHandOver(t *testing.T) {
 	url := testbroker.URL(t)
 	proxy := testbroker.NewProxy(t, url)
 	var handled bodies
-	cfg := orderedBy(topology.InOrder{}, backoff.List{6 * time.Second, 100 * time.Millisecond},
+	cfg := orderedBy(inorder.Strategy{}, backoff.List{6 * time.Second, 100 * time.Millisecond},
 		func(msg *message.Message) error {
 			switch middleware.Attempt(msg.Context()) {
 			case 1:

@@ -25,6 +25,7 @@ import (
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/outage"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/inorder"
 )
 
 // keyOf is the key of a message in these tests: the body up to the colon.
@@ -75,7 +76,7 @@ var errNotYet = errors.New("not yet")
 
 // orderedBy is a service that handles its queue in order.
 func orderedBy(
-	in topology.InOrder, policy backoff.Policy, handle func(*message.Message) error,
+	in inorder.Strategy, policy backoff.Policy, handle func(*message.Message) error,
 ) rig.Config {
 	if in.KeyBy == nil {
 		in.KeyBy = keyOf
@@ -100,7 +101,7 @@ func often(interval time.Duration) backoff.Policy {
 func TestAFailedMessageIsNotOvertakenByItsKey(t *testing.T) {
 	t.Parallel()
 	var handled bodies
-	r := rig.Start(t, orderedBy(topology.InOrder{}, often(100*time.Millisecond),
+	r := rig.Start(t, orderedBy(inorder.Strategy{}, often(100*time.Millisecond),
 		func(msg *message.Message) error {
 			body := string(msg.Payload)
 			if body == "a:0" && len(handled.of("b")) < 20 {
@@ -131,7 +132,7 @@ func TestTheNextProcessKeepsTheOrder(t *testing.T) {
 			var handled, tried bodies
 			var open atomic.Bool
 			var epochs sync.Map
-			c := orderedBy(topology.InOrder{}, often(200*time.Millisecond),
+			c := orderedBy(inorder.Strategy{}, often(200*time.Millisecond),
 				func(msg *message.Message) error {
 					tried.add(string(msg.Payload))
 					epochs.Store(middleware.StateOf(msg.Context()).Epoch, true)
@@ -170,7 +171,7 @@ func TestTheNextProcessKeepsTheOrder(t *testing.T) {
 func TestABlockedKeyWaitsForItsRelease(t *testing.T) {
 	t.Parallel()
 	var handled bodies
-	r := rig.Start(t, orderedBy(topology.InOrder{Block: true}, backoff.List{10 * time.Millisecond},
+	r := rig.Start(t, orderedBy(inorder.Strategy{Block: true}, backoff.List{10 * time.Millisecond},
 		func(msg *message.Message) error {
 			if string(msg.Payload) == "a:0" {
 				return errNotYet
@@ -203,7 +204,7 @@ func TestAFullLinePausesTheQueue(t *testing.T) {
 	t.Parallel()
 	var handled bodies
 	var open atomic.Bool
-	r := rig.Start(t, orderedBy(topology.InOrder{MaxWaiting: 3}, often(time.Second),
+	r := rig.Start(t, orderedBy(inorder.Strategy{MaxWaiting: 3}, often(time.Second),
 		func(msg *message.Message) error {
 			if string(msg.Payload) == "a:0" && !open.Load() {
 				return errNotYet
@@ -227,7 +228,7 @@ func TestTheLineOutlastsTheConsumerTimeout(t *testing.T) {
 	t.Parallel()
 	var handled, tried bodies
 	policy := backoff.List{5 * time.Second}
-	c := orderedBy(topology.InOrder{}, policy, func(msg *message.Message) error {
+	c := orderedBy(inorder.Strategy{}, policy, func(msg *message.Message) error {
 		tried.add(string(msg.Payload))
 		if len(tried.of("a")) == 1 {
 			return errNotYet
@@ -249,7 +250,7 @@ func TestTheLineOutlastsTheConsumerTimeout(t *testing.T) {
 func TestAMessageThatEndsTheProcessIsFoundInOrder(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
-	strategy := topology.InOrder{KeyBy: keyOf}
+	strategy := inorder.Strategy{KeyBy: keyOf}
 	rig.RemovePlan(t, url, strategy, queue, []time.Duration{time.Second})
 	rig.DeclareQueue(t, url, queue, rig.OneActive())
 	for _, body := range append(ofKey("a", 10), ofKey("b", 10)...) {
@@ -299,7 +300,7 @@ func TestMessagesAreTriedTogether(t *testing.T) {
 	t.Parallel()
 	const keys, together = 200, 3
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
-	strategy := topology.InOrder{KeyBy: keyOf}
+	strategy := inorder.Strategy{KeyBy: keyOf}
 	rig.RemovePlan(t, url, strategy, queue, []time.Duration{time.Second})
 	rig.DeclareQueue(t, url, queue, rig.OneActive())
 	for i := range keys {
@@ -338,7 +339,7 @@ func TestCutConnectionsAreNoCrashes(t *testing.T) {
 	var handled bodies
 	together := make(chan struct{})
 	proxy := testbroker.NewProxy(t, url)
-	c := orderedBy(topology.InOrder{}, often(10*time.Millisecond), func(msg *message.Message) error {
+	c := orderedBy(inorder.Strategy{}, often(10*time.Millisecond), func(msg *message.Message) error {
 		if strings.HasPrefix(string(msg.Payload), "last") {
 			select { // the other key's handler meets this one
 			case together <- struct{}{}:
@@ -379,7 +380,7 @@ func first(all []string) (of []string) {
 func TestMessagesWithoutAKey(t *testing.T) {
 	t.Parallel()
 	var handled bodies
-	c := orderedBy(topology.InOrder{KeyBy: func(msg *message.Message) string {
+	c := orderedBy(inorder.Strategy{KeyBy: func(msg *message.Message) string {
 		if strings.HasPrefix(string(msg.Payload), "panic") {
 			panic("no key")
 		}
@@ -402,7 +403,7 @@ func TestMessagesWithoutAKey(t *testing.T) {
 	rig.WaitFor(t, "all messages are handled", func() bool { return handled.len() == 12 })
 	require.Equal(t, "x:0", handled.of("x")[9], "without a key the failed message holds up no other")
 	rig.RequireDead(t, r.DeadLetter(), "undecodable", "0")
-	require.Equal(t, 1, r.Logs.Said("KeyBy of topology.InOrder has panicked"))
+	require.Equal(t, 1, r.Logs.Said("KeyBy of inorder.Strategy has panicked"))
 	r.RequireNothingLeft(0)
 }
 
@@ -418,7 +419,7 @@ func TestABrakeKeepsTheOrder(t *testing.T) {
 	})
 	require.NoError(t, err)
 	queue, url := testbroker.Queue(t), testbroker.URL(t)
-	strategy := topology.InOrder{KeyBy: keyOf}
+	strategy := inorder.Strategy{KeyBy: keyOf}
 	policy := often(time.Second)
 	rig.RemovePlan(t, url, strategy, queue, nil)
 	testbroker.Delete(t, queue)
@@ -479,21 +480,21 @@ func TestWhatCannotBeHandledInOrderIsRefused(t *testing.T) {
 		want      string
 	}{
 		"several active consumers": {
-			topology.InOrder{KeyBy: keyOf},
+			inorder.Strategy{KeyBy: keyOf},
 			rig.QuorumQueue, topology.WithConcurrency(1),
 			"x-single-active-consumer true",
 		},
 		"no function": {
-			topology.InOrder{}, oneActive, topology.WithConcurrency(1), "has no KeyBy",
+			inorder.Strategy{}, oneActive, topology.WithConcurrency(1), "has no KeyBy",
 		},
 		"a low delivery limit": {
-			topology.InOrder{KeyBy: keyOf}, func(cfg *wamqp.Config) {
+			inorder.Strategy{KeyBy: keyOf}, func(cfg *wamqp.Config) {
 				cfg.Queue.Arguments = rig.OneActive()
 				cfg.Queue.Arguments["x-delivery-limit"] = int32(19)
 			}, topology.WithConcurrency(1), "x-delivery-limit of at least 20",
 		},
 		"requeued": {
-			topology.InOrder{KeyBy: keyOf},
+			inorder.Strategy{KeyBy: keyOf},
 			oneActive, topology.WithRequeueOnNack(),
 			"gives messages back out of their order",
 		},

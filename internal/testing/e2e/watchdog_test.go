@@ -13,6 +13,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/inorder"
 )
 
 // Given a broker that has forgotten a consumer, when messages are ready for half a minute, then the
@@ -55,7 +56,7 @@ func TestALeaderThatIsForgottenConsumesAgain(t *testing.T) {
 	t.Parallel()
 	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
 		var handled bodies
-		c := orderedBy(topology.InOrder{}, backoff.List{time.Minute}, func(msg *message.Message) error {
+		c := orderedBy(inorder.Strategy{}, backoff.List{time.Minute}, func(msg *message.Message) error {
 			handled.add(string(msg.Payload))
 			return nil
 		})

@@ -7,13 +7,14 @@ import (
 
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/inorder"
 )
 
 // strategy returns the strategy of an instance: with it, the messages of a key stay in order. All
 // of the program that depends on how order is asked for is in this file.
 func strategy(ordered, block bool) topology.Strategy {
 	if ordered {
-		return topology.InOrder{KeyBy: keyBy, Block: block}
+		return inorder.Strategy{KeyBy: keyBy, Block: block}
 	}
 	return topology.PerQueue{}
 }

@@ -84,7 +84,7 @@ type Main struct {
 	// nil because there are several ways back.
 	Vias []string
 	// Line is the queue in which its messages wait in the order of their keys, as with
-	// topology.InOrder; nil if they are handled in no order.
+	// inorder.Strategy; nil if they are handled in no order.
 	Line *Queue `json:",omitempty"`
 	// Clients are its consumers.
 	Clients []Client
@@ -123,7 +123,7 @@ const (
 	Shared Strategy = "Shared"
 	// Levels is topology.Levels.
 	Levels Strategy = "Levels"
-	// InOrder is topology.InOrder.
+	// InOrder is inorder.Strategy.
 	InOrder Strategy = "InOrder"
 	// Unknown is a strategy of your own, or one of several that look the same on the broker.
 	Unknown Strategy = "unknown"

@@ -14,6 +14,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/inorder"
 	"github.com/millpond-go/millpond/topology/operate"
 	"github.com/millpond-go/millpond/topology/operate/discover"
 )
@@ -60,7 +61,7 @@ func inOrder(p place) {
 		if queue == "delayed" {
 			delays = []time.Duration{time.Second}
 		}
-		plan, err := topology.InOrder{}.Plan(queue, delays)
+		plan, err := inorder.Strategy{}.Plan(queue, delays)
 		require.NoError(p.t, err)
 		require.NoError(p.t, o.Declare(p.t.Context(), plan))
 		if queue == "gone" {

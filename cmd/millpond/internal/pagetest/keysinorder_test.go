@@ -14,7 +14,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/inorder"
 )
 
 // Given a queue that is handled in order and dead letters that block keys, then a person sees them,
@@ -29,7 +29,7 @@ func keysInOrder(t *testing.T, y *yard) {
 		Configure: rig.WithQueue(amqp.Table{
 			"x-queue-type": "quorum", "x-single-active-consumer": true,
 		}),
-		Strategy: topology.InOrder{Block: true, KeyBy: func(msg *message.Message) string {
+		Strategy: inorder.Strategy{Block: true, KeyBy: func(msg *message.Message) string {
 			return msg.Metadata.Get("key")
 		}},
 		Handle: func(msg *message.Message) error {

@@ -1,4 +1,4 @@
-package consumer
+package inorder
 
 import (
 	"context"
@@ -29,23 +29,23 @@ const (
 var errNoLease = errors.New("the lease of the queue is over: another process may lead")
 
 // renewLease lets the process lead until then.
-func (o *inOrder) renewLease(until time.Time) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if !until.After(o.leased) {
+func (l *lane) renewLease(until time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !until.After(l.leased) {
 		return
 	}
-	o.leased = until
-	if o.lead != nil && o.lead.Err() == nil {
-		o.lapse.Reset(time.Until(until))
+	l.leased = until
+	if l.leading != nil && l.leading.Err() == nil {
+		l.lapse.Reset(time.Until(until))
 		return
 	}
-	lead, end := context.WithCancelCause(o.lines.ctx)
-	o.lead = lead
-	o.lapse = time.AfterFunc(time.Until(until), func() {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		if time.Now().Before(o.leased) {
+	lead, end := context.WithCancelCause(l.ctx)
+	l.leading = lead
+	l.lapse = time.AfterFunc(time.Until(until), func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if time.Now().Before(l.leased) {
 			return // renewed meanwhile
 		}
 		end(errNoLease)
@@ -54,32 +54,31 @@ func (o *inOrder) renewLease(until time.Time) {
 
 // keepLead lets the messages in progress go on as long as their channels live. The process does not
 // read its tokens any more.
-func (o *inOrder) keepLead() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.lapse != nil {
-		o.lapse.Stop()
+func (l *lane) keepLead() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.lapse != nil {
+		l.lapse.Stop()
 	}
 }
 
 // leads reports whether the process may begin a message.
-func (o *inOrder) leads() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return time.Now().Before(o.leased)
+func (l *lane) leads() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return time.Now().Before(l.leased)
 }
 
-// whileLeading returns ctx until the lease or the delivery ends. Otherwise a copy that waits for a
+// While implements consumer.Step: it returns ctx until the lease or the delivery ends. Otherwise a copy that waits for a
 // new connection would be written behind copies that the next leader has handled.
-func (o *inOrder) whileLeading(
-	ctx context.Context, d *delivery,
-) (leading context.Context, end func()) {
-	o.mu.Lock()
-	lead := o.lead
-	o.mu.Unlock()
+func (t *step) While(ctx, gone context.Context) (while context.Context, end func()) {
+	l := t.lane
+	l.mu.Lock()
+	lead := l.leading
+	l.mu.Unlock()
 	ctx, cancel := context.WithCancelCause(ctx)
 	stopLead := context.AfterFunc(lead, func() { cancel(context.Cause(lead)) })
-	stopDelivery := context.AfterFunc(d.ctx, func() { cancel(context.Cause(d.ctx)) })
+	stopDelivery := context.AfterFunc(gone, func() { cancel(context.Cause(gone)) })
 	return ctx, func() {
 		stopLead()
 		stopDelivery()
@@ -88,38 +87,38 @@ func (o *inOrder) whileLeading(
 }
 
 // beat publishes a token that keeps the lead, unless one is on its way.
-func (s *Subscription) beat(o *inOrder) bool {
-	if len(o.tokens) == 0 {
+func (l *lane) beat() bool {
+	if len(l.tokens) == 0 {
 		return true // another process leads
 	}
-	if o.main != nil && o.lines.conn.Unblocked() == nil && o.overFor() > lostLead {
-		s.logger.Info("The queue is given back: its lease could not be renewed, so another process may "+
+	if l.main != nil && l.lines.Conn().Unblocked() == nil && l.overFor() > lostLead {
+		l.logger.Info("The queue is given back: its lease could not be renewed, so another process may "+
 			"lead it", nil)
-		o.giveAllBack()
+		l.GiveBack()
 		return false
 	}
-	if o.crashes > 0 && !o.since.IsZero() && time.Since(o.since) >= clock.Wait(calm) {
-		o.last, o.crashes = order.Note{}, 0
-		s.beCareful(o, false)
+	if l.crashes > 0 && !l.since.IsZero() && time.Since(l.since) >= clock.Wait(calm) {
+		l.last, l.crashes = order.Note{}, 0
+		l.beCareful(false)
 	}
-	for _, at := range o.mine {
+	for _, at := range l.mine {
 		if time.Since(at) < lateToken {
 			return true
 		}
 	}
-	if o.gate != "" {
-		o.mu.Lock()
-		epoch := o.line.Epoch()
-		o.mu.Unlock()
-		return s.shut(o, epoch)
+	if l.gate != "" {
+		l.mu.Lock()
+		epoch := l.line.Epoch()
+		l.mu.Unlock()
+		return l.shut(epoch)
 	}
-	_, err := s.publishToken(o, o.epoch.Load())
+	_, err := l.publishToken(l.epoch.Load())
 	return err == nil
 }
 
 // overFor returns for how long the lease is over, since the process has begun to read its tokens.
-func (o *inOrder) overFor() time.Duration {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return min(time.Since(o.leased), time.Since(o.reading))
+func (l *lane) overFor() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return min(time.Since(l.leased), time.Since(l.reading))
 }

@@ -1,17 +1,24 @@
-package topology
+// Package inorder has the strategy that handles the messages of each key in their order. It is a
+// package of its own, so that programs without it link none of its machinery.
+package inorder
 
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/consumer"
+	"github.com/millpond-go/millpond/internal/inorder"
 	"github.com/millpond-go/millpond/internal/order"
+	"github.com/millpond-go/millpond/internal/seam"
+	"github.com/millpond-go/millpond/topology"
 )
 
-// InOrder handles the messages of each key in their order: while a message of a key waits for its
+// Strategy handles the messages of each key in their order: while a message of a key waits for its
 // retry, the later messages of the key wait behind it. Other keys are not affected.
 //
 //	orders ── fails, or comes behind a message that has failed ──► orders.line
@@ -28,7 +35,7 @@ import (
 // over several queues by a hash of the key.
 //
 // docs/ordering.md has the promises, their limits and the fencing token.
-type InOrder struct {
+type Strategy struct {
 	// KeyBy returns the key of a message, such as the number of its order. Messages with the
 	// key "" have no order. It is called once for each delivery, by one goroutine at a time for
 	// each Subscribe, and must return at once. A message whose key panics has no order. While KeyBy
@@ -44,8 +51,8 @@ type InOrder struct {
 	MaxWaiting int
 	// Else has the wait queues of delayed publishing, and of messages that were waiting before the
 	// queue was handled in order. It says where dead letters go. It cannot have a Via, because
-	// messages of the line go straight to their handler. Default: PerQueue{}.
-	Else PerQueue
+	// messages of the line go straight to their handler. Default: topology.PerQueue{}.
+	Else topology.PerQueue
 }
 
 const (
@@ -56,74 +63,71 @@ const (
 	// mostWaiting leaves room below AMQP's largest prefetch for copies that replace others.
 	mostWaiting     = 60_000
 	maxWaitingBytes = 64 << 20
+
+	// deliveryLimit is the one of every queue of a plan that keeps messages: as good as none. RabbitMQ
+	// 4.0 has a limit of 20 by default.
+	deliveryLimit = int64(2147483647)
 )
 
 // Validate returns an error that lists every invalid field. Open calls it.
-func (s InOrder) Validate() error {
-	return errors.Join(s.Else.Validate(),
-		refuse(s.MaxWaiting < 0 || s.MaxWaiting > mostWaiting,
-			"InOrder.MaxWaiting: %d is not within 0 and %d", s.MaxWaiting, mostWaiting),
-		refuse(len(s.Else.Via) > 0, "InOrder.Else.Via: messages of the line pass no exchange: leave "+
-			"Via out"))
+func (s Strategy) Validate() error {
+	problems := []error{s.Else.Validate()}
+	if s.MaxWaiting < 0 || s.MaxWaiting > mostWaiting {
+		problems = append(problems, fmt.Errorf("inorder.Strategy.MaxWaiting: %d is not within 0 and %d",
+			s.MaxWaiting, mostWaiting))
+	}
+	if len(s.Else.Via) > 0 {
+		problems = append(problems, errors.New("inorder.Strategy.Else.Via: messages of the line pass no "+
+			"exchange: leave Via out"))
+	}
+	return errors.Join(problems...)
 }
 
-// Plan implements Strategy.
-func (s InOrder) Plan(queue string, delays []time.Duration) (Plan, error) {
+// Plan implements topology.Strategy.
+func (s Strategy) Plan(queue string, delays []time.Duration) (topology.Plan, error) {
 	plan, err := s.Else.Plan(queue, delays)
 	if err != nil {
 		return plan, err
 	}
-	args := Quorum.keepArguments()
-	args["x-single-active-consumer"] = true
 	plan.Line = queue + lineSuffix
-	plan.Queues = append(plan.Queues, Queue{Name: plan.Line, Arguments: args})
+	plan.Queues = append(plan.Queues, topology.Queue{Name: plan.Line, Arguments: amqp.Table{
+		"x-queue-type": string(topology.Quorum), "x-delivery-limit": deliveryLimit,
+		"x-single-active-consumer": true,
+	}})
 	return plan, nil
-}
-
-// line checks the queue of messages that are handled in order.
-func (v *validation) line() {
-	if v.plan.Line == "" {
-		return
-	}
-	q, ok := v.queues[v.plan.Line]
-	if !ok || q.Delay > 0 || q.Arguments["x-queue-type"] != string(Quorum) ||
-		q.Arguments["x-single-active-consumer"] != true {
-		v.find("Plan.Line %q: name a quorum queue of the plan with x-single-active-consumer true, "+
-			"without a Delay", v.plan.Line)
-	}
 }
 
 // orderedPrefetch is the least that a leader takes ahead. Every later leader takes as many, so the
 // number must not fall from one version to the next (F50).
 const orderedPrefetch = 256
 
-// order returns how the messages of a subscription are handled in order, and changes where they
-// wait; nil without an order.
-func (s *Subscriber) order(plan Plan, waits *consumer.Waits) (*consumer.Order, error) {
-	in, ok := s.client.strategy.(InOrder)
-	switch {
-	case !ok && plan.Line == "":
-		return nil, nil
-	case !ok:
-		return nil, errors.New("the plan has a Line, and the strategy is not topology.InOrder: leave " +
-			"Plan.Line empty, or use InOrder")
-	case in.KeyBy == nil:
-		return nil, errors.New("topology.InOrder has no KeyBy: set it to a function that returns the " +
-			"key of a message, or use topology.PerQueue")
-	case s.opts.requeue:
-		return nil, errors.New("WithRequeueOnNack gives messages back out of their order: leave it " +
-			"out, or use a strategy other than topology.InOrder")
+// Seam plugs the machinery into a subscription. The package topology calls it.
+func (s Strategy) Seam(plan topology.Plan, host seam.Host, cfg *consumer.Config) error {
+	if s.KeyBy == nil {
+		return errors.New("inorder.Strategy has no KeyBy: set it to a function that returns the key of " +
+			"a message, or use topology.PerQueue")
 	}
-	waits.Route = func(r Retry) (Route, error) {
-		return Route{RoutingKey: plan.Line, Hops: 1, Delay: max(r.Delay, time.Millisecond)}, nil
+	if cfg.RequeueOnNack {
+		return errors.New("WithRequeueOnNack gives messages back out of their order: leave it out, or " +
+			"use a strategy other than inorder.Strategy")
+	}
+	waits := &cfg.Waits
+	waits.Route = func(r topology.Retry) (topology.Route, error) {
+		return topology.Route{
+			RoutingKey: plan.Line, Hops: 1, Delay: max(r.Delay, time.Millisecond),
+		}, nil
 	}
 	waits.Given = func(asked time.Duration) time.Duration { return asked }
-	waits.SortsPriorities, waits.Steps, waits.Resolution = true, nil, 0
-	return &consumer.Order{
-		KeyBy: in.KeyBy, Line: plan.Line, Block: in.Block, Instance: s.client.instance(),
-		ControlUsers: s.client.opts.controlUsers,
+	waits.InLine, waits.SortsPriorities, waits.Steps, waits.Resolution = true, true, nil, 0
+	if cfg.Consume.PrefetchBy == consumer.ByLibrary {
+		cfg.Consume.Prefetch = max(cfg.Consume.Prefetch, orderedPrefetch)
+	}
+	cfg.Lanes = inorder.New(inorder.Config{
+		KeyBy: s.KeyBy, Line: plan.Line, Block: s.Block, Instance: host.Instance,
+		ControlUsers: host.ControlUsers,
 		Limits: order.Limits{
-			Messages: cmp.Or(in.MaxWaiting, defaultMaxWaiting), Bytes: maxWaitingBytes,
+			Messages: cmp.Or(s.MaxWaiting, defaultMaxWaiting), Bytes: maxWaitingBytes,
 		},
-	}, nil
+	})
+	return nil
 }

@@ -1,0 +1,172 @@
+package consumer
+
+import (
+	"context"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/middleware/header"
+)
+
+// This file has the seam "which": which delivery of a queue begins next. Without a room there, they
+// begin as they arrive.
+
+// Lanes consume a queue whose deliveries do not begin as they arrive.
+type Lanes interface {
+	// Open consumes the queue on a connection. The lane of the channel is set with Join.
+	Open(s *Subscription, conn *link.Conn, limits Limits, use Use) (*Channel, error)
+}
+
+// Lane decides which delivery of a channel begins next. It may consume further queues.
+type Lane interface {
+	// Run lets the lane go on until halt has returned. It offers one delivery at a time that may begin,
+	// and the next when that has begun, or may not begin any more. The end of offers says that nothing
+	// more comes.
+	Run() (offers <-chan Arrival, halt func())
+	// Idle reports that no delivery waits for its handler, as far as is known.
+	Idle() bool
+	// Over reports that the deliveries must come again, and GiveBack gives all of them back.
+	Over() bool
+	GiveBack()
+	// Release ends the lane. Its channels are closed when the messages in progress are settled.
+	Release()
+}
+
+// Step is what a lane has to say of one delivery.
+type Step interface {
+	// Begin takes the delivery if it may begin still. Otherwise the lane offers it again.
+	Begin() bool
+	Task() Task
+	// While returns ctx until the delivery may publish no more; gone is done when it is stale.
+	While(ctx, gone context.Context) (while context.Context, end func())
+	// Copy and Dead add headers to the copy that waits and to the dead letter, and Dying is called
+	// before a dead letter is published.
+	Copy(headers amqp.Table)
+	Dying(ctx, gone context.Context) error
+	Dead(headers amqp.Table)
+	// Epoch is the fencing token of the handler; 0 for none.
+	Epoch() uint64
+	// Ended is called when the delivery has ended, but not after the drain timeout.
+	Ended(Outcome)
+}
+
+// Task is what is done with a delivery.
+type Task int
+
+// The tasks.
+const (
+	Handle Task = iota
+	Follow      // a copy waits behind other messages, without a handler
+	Blame       // it may have ended the process, and is isolated or dead-lettered
+)
+
+// Outcome is the end of a delivery.
+type Outcome struct {
+	Acked  bool // else it comes again
+	Copied bool // its last copy waits, or is dead
+	Died   bool // that was a dead letter
+}
+
+// asArrived is the Step of a delivery without a lane.
+type asArrived struct{}
+
+func (asArrived) Begin() bool                      { return true }
+func (asArrived) Task() Task                       { return Handle }
+func (asArrived) Copy(amqp.Table)                  {}
+func (asArrived) Dying(_, _ context.Context) error { return nil }
+func (asArrived) Dead(amqp.Table)                  {}
+func (asArrived) Epoch() uint64                    { return 0 }
+func (asArrived) Ended(Outcome)                    {}
+func (asArrived) While(ctx, _ context.Context) (context.Context, func()) {
+	return ctx, func() {}
+}
+
+// alone is the Lane of a channel without one.
+type alone struct{}
+
+func (alone) Run() (<-chan Arrival, func()) { return nil, func() {} }
+func (alone) Idle() bool                    { return true }
+func (alone) Over() bool                    { return false }
+func (alone) GiveBack()                     {}
+func (alone) Release()                      {}
+
+// The rest of this file is what a lane may use.
+
+// Config is how the Subscription was made.
+func (s *Subscription) Config() *Config { return &s.cfg }
+
+// Stop is done when no further message is taken.
+func (s *Subscription) Stop() context.Context { return s.stop }
+
+// Logger names the topic and the queue.
+func (s *Subscription) Logger() watermill.LoggerAdapter { return s.logger }
+
+// Go calls f in a goroutine for which Close waits.
+func (s *Subscription) Go(f func()) { s.wg.Go(f) }
+
+// Join gives the lane of c and of the other channels of the lane. Then the lane reads their
+// deliveries, and their handlers are waited for together.
+func (c *Channel) Join(lane Lane, others ...*Channel) {
+	for _, ch := range append(others, c) {
+		ch.lane, ch.inFlight = lane, c.inFlight
+	}
+}
+
+// State reads the headers of a retry of a queue.
+func State(queue string, raw *amqp.Delivery) header.RetryState {
+	return header.Parse(queue, func(key string) (string, bool) {
+		text, ok := raw.Headers[key].(string)
+		return text, ok
+	})
+}
+
+// Incoming are the deliveries of the channel. They are the lane's, if there is one.
+func (c *Channel) Incoming() <-chan amqp.Delivery { return c.deliveries }
+
+// direct are the deliveries of a channel without a lane.
+func (c *Channel) direct() <-chan amqp.Delivery {
+	if c.Together {
+		return nil
+	}
+	return c.deliveries
+}
+
+// Arrived notes a delivery. Each must be noted when it comes, and acked or given back.
+func (c *Channel) Arrived(raw *amqp.Delivery) { c.acks.arrived(raw.DeliveryTag) }
+
+// Conn is the connection of the channel.
+func (c *Channel) Conn() *link.Conn { return c.conn }
+
+// Context is done when the channel is closed.
+func (c *Channel) Context() context.Context { return c.ctx }
+
+// Use is what the channel is for.
+func (c *Channel) Use() Use { return c.use }
+
+// Hold is how long a delivery may be held, from its arrival.
+func (c *Channel) Hold() time.Duration { return c.hold }
+
+// Enough lets nothing more be received.
+func (c *Channel) Enough() { c.enoughNow() }
+
+// Ended notes that the broker has ended the deliveries, or the channel.
+func (c *Channel) Ended() { c.ended = true }
+
+// Close closes the channel, when its deliveries are settled. It waits no longer than a broker that
+// works may take.
+func (c *Channel) Close() {
+	c.gone()
+	within(goodbyeTimeout, func() { _ = c.ch.Close() })
+}
+
+// HasEnded reports whether the broker has ended the deliveries, or the channel.
+func (c *Channel) HasEnded() bool { return c.ended }
+
+// Settle returns when the messages in progress are settled, or after limit.
+func (c *Channel) Settle(limit time.Duration) { within(limit, c.inFlight.Wait) }
+
+// AMQP is the channel itself.
+func (c *Channel) AMQP() *amqp.Channel { return c.ch }
