@@ -216,7 +216,7 @@ func (l limits) policies() []backoff.Policy {
 // Logged for a message that arrives past its limit.
 var (
 	errPastLimit = errors.New("message arrived past its limit: its count is forged, another " +
-		"consumer has a longer policy, or with topology.Native a process ended in its last attempt; " +
+		"consumer has a longer policy, or with native.Strategy a process ended in its last attempt; " +
 		"give all consumers of a queue the same policy and limits")
 	errPastDeadline = errors.New("message arrived past its deadline: " +
 		"its own expiration ended while it waited")

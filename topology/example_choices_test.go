@@ -16,6 +16,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/native"
 )
 
 // The name of the dead-letter queue: by default, with another ending, and free.
@@ -218,7 +219,7 @@ func ExampleNative() {
 		"x-delayed-retry-min": 5_000, "x-delayed-retry-max": 30_000,
 		"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "orders.dlq",
 	}
-	strategy := topology.Native{Min: 5 * time.Second, Max: 30 * time.Second}
+	strategy := native.Strategy{Min: 5 * time.Second, Max: 30 * time.Second}
 	policy := backoff.Linear{
 		Initial: 5 * time.Second, Step: 5 * time.Second, Max: 30 * time.Second, Retries: 9,
 	}

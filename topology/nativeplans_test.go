@@ -10,13 +10,14 @@ import (
 	"github.com/millpond-go/millpond/internal/ladder"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/native"
 )
 
 // A rejected message stays in its queue, so it cannot pass an exchange of the user.
 func TestRejectsAndViaAreRefused(t *testing.T) {
 	t.Parallel()
 	via := topology.PerQueue{Via: []string{"events"}}
-	strategy := topology.Native{Min: time.Second, Max: time.Minute, Else: via}
+	strategy := native.Strategy{Min: time.Second, Max: time.Minute, Else: via}
 	const want = "passes no exchange on its way back: leave Via out"
 	require.ErrorContains(t, strategy.Validate(), want)
 	plan := rig.PlanOf(t, via, "orders")
@@ -37,12 +38,12 @@ func TestNativeWaitsAreAsLateAsOthers(t *testing.T) {
 		return list
 	}
 	for name, c := range map[string]struct {
-		strategy topology.Native
+		strategy native.Strategy
 		delays   []time.Duration
 		queues   int // without the dead-letter queue
 	}{
 		"short ones, beside a policy for the network": {
-			topology.Native{Min: 500 * time.Millisecond, Max: time.Second},
+			native.Strategy{Min: 500 * time.Millisecond, Max: time.Second},
 			[]time.Duration{
 				500 * time.Millisecond, time.Second, 2 * time.Second, 4 * time.Second,
 				250 * time.Millisecond, 3 * time.Second,
@@ -50,12 +51,12 @@ func TestNativeWaitsAreAsLateAsOthers(t *testing.T) {
 			5,
 		},
 		"linear ones, beside a long one": {
-			topology.Native{Min: 5 * time.Second, Max: 10 * time.Minute},
+			native.Strategy{Min: 5 * time.Second, Max: 10 * time.Minute},
 			append(linear(5*time.Second, 120), 20*time.Minute),
 			4,
 		},
 		"linear ones alone, on the default wait steps": {
-			topology.Native{Min: 5 * time.Second, Max: time.Minute}, linear(5*time.Second, 12), 6,
+			native.Strategy{Min: 5 * time.Second, Max: time.Minute}, linear(5*time.Second, 12), 6,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -43,10 +43,10 @@ type Plan struct {
 	// that messages wait for the wait steps alone.
 	Levels *LevelRoutes
 	// RejectMin and RejectMax say that the queue itself holds a message that is rejected: for
-	// RejectMin times its delivery count, at most for RejectMax. See Native. Zero means that it
+	// RejectMin times its delivery count, at most for RejectMax. See package native. Zero means that it
 	// holds none.
 	RejectMin, RejectMax time.Duration
-	// Line is the queue of the plan in which messages wait that are handled in order. See InOrder.
+	// Line is the queue of the plan in which messages wait that are handled in order. See package inorder.
 	// Empty means that there is no order.
 	Line string
 }
@@ -209,12 +209,9 @@ func (p Plan) sortsPriorities() bool {
 // toConsumer returns the part of the plan that a subscription needs.
 func (p Plan) toConsumer() consumer.Waits {
 	w := consumer.Waits{
-		Route: p.Route, Given: p.given, Dead: p.Dead,
+		Route: p.Route, Given: p.given, Copied: p.waits, Dead: p.Dead,
 		SortsPriorities: p.sortsPriorities(), Steps: p.steps(),
 		KeyKept: p.delayingExchanges(), RouteHeaders: p.routeHeaders(),
-	}
-	if p.rejects() {
-		w.Rejected, w.Copied = audit.Held(p.RejectMin, p.RejectMax), p.waits
 	}
 	if p.Levels != nil {
 		w.Resolution = p.Levels.Resolution
@@ -235,6 +232,23 @@ func (p Plan) toConsumer() consumer.Waits {
 		}
 	}
 	return w
+}
+
+// rejects reports whether failed messages wait in the queue itself.
+func (p *Plan) rejects() bool { return p.RejectMin > 0 }
+
+// holds reports whether the queue holds a rejected message for the delay at some delivery count.
+func (p *Plan) holds(delay time.Duration) bool {
+	return p.rejects() && audit.Holds(p.RejectMin, p.RejectMax, delay)
+}
+
+// given returns how long a message waits at least that asks for a delay: the queue may hold it for
+// exactly that, if its delivery count fits.
+func (p Plan) given(asked time.Duration) time.Duration {
+	if p.holds(asked) {
+		return asked
+	}
+	return p.waits(asked)
 }
 
 // String returns the plan as a table. Text that cannot be printed is quoted.

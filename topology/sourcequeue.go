@@ -103,7 +103,10 @@ func (s *source) learn(
 	limits.OneActive = f.Arguments["x-single-active-consumer"] == true || limits.Together
 	limit, certain := f.DeliveryLimit()
 	limits.Deliveries, limits.Unseen = limit, !certain
-	if s.plan.Line == "" {
+	switch {
+	case s.plan.rejects():
+		limits.Rejected = audit.Held(s.plan.RejectMin, s.plan.RejectMax)
+	case s.plan.Line == "":
 		limits.Rejected = s.held
 	}
 	vhost, _ := client.linkCfg.Vhost() // parsed before
@@ -121,7 +124,7 @@ func (s *source) noteUnseen(refusal error) {
 	s.unseen = true
 	s.logger.Error("The management API does not show the policies of the queue, which held rejected "+
 		"messages before: until this process connects again, failed messages wait in wait queues; "+
-		"look at the API, or declare the queue with the arguments of topology.Native", refusal, nil)
+		"look at the API, or declare the queue with the arguments of native.Strategy", refusal, nil)
 }
 
 // warnPolicies logs which policies may lose or misdirect messages of the plan: once, and again
@@ -195,7 +198,7 @@ func (s *source) warn(f *audit.Facts, d *audit.Drop) {
 			"strategy, or a classic queue", nil)
 	}
 	if s.held != nil && s.plan.Line == "" && !s.plan.rejects() {
-		s.logger.Info("Warning: the queue holds rejected messages, as for topology.Native, so its "+
+		s.logger.Info("Warning: the queue holds rejected messages, as for native.Strategy, so its "+
 			"delivery count is taken for failed attempts: a process that ends counts as one for each "+
 			"message that it had; if no instance uses Native any more, set a policy with "+
 			"delayed-retry-type disabled and use WithManagement", nil)

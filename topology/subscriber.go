@@ -211,9 +211,6 @@ func (s *Subscriber) newSubscription(
 	}
 	waits.Redeclare = again.redeclare
 	prefetch, by := o.prefetchOr(s.cfg.prefetch)
-	if plan.rejects() && by == consumer.ByLibrary {
-		prefetch = o.concurrency // each message that a process has when it ends spends an attempt
-	}
 	cfg := consumer.Config{
 		Group: &c.group, Topic: topic, Queue: queue, Link: s.link, Frame: s.frame, Logger: logger,
 		Decode: s.cfg.unmarshal,
@@ -228,9 +225,9 @@ func (s *Subscriber) newSubscription(
 	}
 	if m, ok := c.strategy.(machinery); ok {
 		err = m.Seam(plan, c.host(), &cfg)
-	} else if plan.Line != "" {
-		err = errors.New("the plan has a Line, and the strategy is not inorder.Strategy: leave " +
-			"Plan.Line empty, or use that strategy")
+	} else if plan.Line != "" || plan.rejects() {
+		err = errors.New("the plan has a Line or a RejectMin, and the strategy is neither " +
+			"inorder.Strategy nor native.Strategy: leave them empty, or use one of these")
 	}
 	if err != nil {
 		return nil, Plan{}, err
@@ -238,8 +235,8 @@ func (s *Subscriber) newSubscription(
 	return consumer.New(ctx, s.stop, cfg), plan, nil
 }
 
-// machinery is a Strategy that needs more than a plan; see package inorder. It changes how its
-// queues are consumed.
+// machinery is a Strategy that needs more than a plan; see packages inorder and native. It
+// changes how its queues are consumed.
 type machinery interface {
 	Seam(plan Plan, host seam.Host, cfg *consumer.Config) error
 }
@@ -289,7 +286,7 @@ func (s *Subscriber) warnings(topic string, plan Plan, logger watermill.LoggerAd
 	if plan.rejects() && !slices.ContainsFunc(s.opts.delays, plan.holds) {
 		logger.Info("Warning: no delay of the policy is known that the queue itself can hold a message "+
 			"for, so that every failed message takes a wait queue: use backoff.Linear with the Min of "+
-			"topology.Native as Initial and Step, or another strategy",
+			"native.Strategy as Initial and Step, or another strategy",
 			watermill.LogFields{"min": plan.RejectMin, "max": plan.RejectMax, "delays": s.opts.delays})
 	}
 	if gaps := plan.gaps(); len(gaps) > 0 {

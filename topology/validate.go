@@ -443,3 +443,19 @@ func (v *validation) line() {
 			"without a Delay", v.plan.Line)
 	}
 }
+
+var errRejectsPassNothing = errors.New("a rejected message stays in its queue, so it passes no " +
+	"exchange on its way back: leave Via out, or use another strategy")
+
+// rejects checks how long the queue holds rejected messages.
+func (v *validation) rejects() {
+	if v.plan.RejectMin == 0 && v.plan.RejectMax == 0 {
+		return
+	}
+	if err := audit.CheckHeld(v.plan.RejectMin, v.plan.RejectMax); err != nil {
+		v.find("Plan.RejectMin and RejectMax: %w", err)
+	}
+	if v.plan.Via != nil {
+		v.find("Plan.RejectMin and Via: %w", errRejectsPassNothing)
+	}
+}

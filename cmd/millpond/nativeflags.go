@@ -6,6 +6,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/native"
 )
 
 const nativeStrategy = "native"
@@ -16,7 +17,7 @@ func nativeOf(w waits) (topology.Strategy, error) {
 		return nil, usage("--%s native: name the delays of the queue in --%s, as in 5s,10s,15s",
 			flagStrategy, flagPolicy)
 	}
-	s := topology.Native{
+	s := native.Strategy{
 		Min: w.delays[0], Max: slices.Max(w.delays),
 		Else: topology.PerQueue{Type: w.kind, Prefix: w.prefix, Dead: w.dead},
 	}
@@ -40,7 +41,7 @@ func (s *session) agreeNative(list backoff.List, plan *topology.Plan) (done bool
 	if err != nil {
 		return true, err
 	}
-	native := strategy.(topology.Native)
+	native := strategy.(native.Strategy)
 	plan.RejectMin, plan.RejectMax = native.Min, native.Max
 	return true, nil
 }

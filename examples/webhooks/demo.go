@@ -20,6 +20,7 @@ import (
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/inorder"
+	"github.com/millpond-go/millpond/topology/native"
 )
 
 var errInterrupted = errors.New("interrupted")
@@ -63,7 +64,7 @@ var strategies = map[string]func(kind topology.QueueType, queue string) topology
 		return topology.DelayedExchange{Type: kind, Prefix: queue}
 	},
 	"native": func(kind topology.QueueType, _ string) topology.Strategy {
-		return topology.Native{
+		return native.Strategy{
 			Min: nativeMin, Max: nativeMax, Else: topology.PerQueue{Type: kind},
 		}
 	},

@@ -39,7 +39,7 @@ func (f *Facts) delayedRetry() delayedRetry {
 }
 
 // HeldRejects returns how long the queue holds a rejected message with a delivery count, as far as
-// that can be seen; nil if it holds none, or not rejected ones alone. topology.Native consumes only
+// that can be seen; nil if it holds none, or not rejected ones alone. native.Strategy consumes only
 // queues that do: there the count has failures.
 func (f *Facts) HeldRejects() func(count int) time.Duration {
 	has := f.delayedRetry()
@@ -47,6 +47,21 @@ func (f *Facts) HeldRejects() func(count int) time.Duration {
 		return nil
 	}
 	return Held(has.least, has.most)
+}
+
+// CheckHeld refuses delays that no queue can have.
+func CheckHeld(least, most time.Duration) error {
+	if least < time.Millisecond || most < least || least%time.Millisecond+most%time.Millisecond > 0 {
+		return fmt.Errorf("a queue cannot hold rejected messages for %v to %v: set both to whole "+
+			"milliseconds, at least one, and the longer delay not below the shorter", least, most)
+	}
+	return nil
+}
+
+// Holds reports whether a queue that holds rejected messages from least to most holds one for the
+// delay at some delivery count.
+func Holds(least, most, delay time.Duration) bool {
+	return delay == most || delay > 0 && delay < most && delay%least == 0
 }
 
 // Held returns how long a queue that holds rejected messages from least to most holds one with a

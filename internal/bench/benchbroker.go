@@ -112,7 +112,7 @@ type load struct{ bytes, headers int }
 var usual = load{bytes: 1024, headers: 2}
 
 // numbered returns message i of a load. Its body begins with i. Its id is i, because
-// topology.Native rejects no message without an id.
+// native.Strategy rejects no message without an id.
 func (l load) numbered(i int) amqp.Publishing {
 	body := make([]byte, max(l.bytes, 8))
 	binary.BigEndian.PutUint64(body, uint64(i))

@@ -13,11 +13,12 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/native"
 )
 
-// native and nativeNoFailures are the entries with topology.Native.
+// nativeRetry and nativeNoFailures are the entries with native.Strategy.
 const (
-	native           = "millpond, Native"
+	nativeRetry      = "millpond, Native"
 	nativeNoFailures = "millpond, Native, nothing fails"
 )
 
@@ -36,7 +37,7 @@ func (b *bench) natively(ctx context.Context) ([]result, error) {
 		return nil, err
 	}
 	late, err := b.lateWith(ctx, "native late", 0, 0, b.rounds, []contender{
-		{name: millpond, start: serveMillpond}, {name: native, start: serveNative},
+		{name: millpond, start: serveMillpond}, {name: nativeRetry, start: serveNative},
 	})
 	return append(results, late...), err
 }
@@ -50,7 +51,7 @@ func (b *bench) nativelyWith(ctx context.Context, inFlight int) (results []resul
 		fails bool
 	}{
 		{millpond, serveMillpond, true},
-		{native, serveNative, true},
+		{nativeRetry, serveNative, true},
 		{millpondNoFailures, serveMillpond, false},
 		{nativeNoFailures, serveNative, false},
 	} {
@@ -91,7 +92,7 @@ func serveNative(ctx context.Context, b *broker, w work) (*service, error) {
 	if err := b.declare(w.queue, args); err != nil {
 		return nil, err
 	}
-	return serveQueue(ctx, b, w, args, topology.Native{Min: w.delay, Max: w.delay},
+	return serveQueue(ctx, b, w, args, native.Strategy{Min: w.delay, Max: w.delay},
 		backoff.List{w.delay}, watermill.NopLogger{})
 }
 

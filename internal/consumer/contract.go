@@ -98,6 +98,8 @@ type Config struct {
 	Gate func() seam.Gate
 	// Lanes decide which delivery begins next. Default: they begin as they arrive
 	Lanes Lanes
+	// Keeper keeps failed messages. Default: copies do
+	Keeper Keeper
 	// CanStore reports what keeps messages from being stored, as far as that can be told
 	// without a message. It ends an outage.
 	CanStore func(context.Context) error
@@ -154,10 +156,7 @@ type Waits struct {
 	// InLine says that copies wait in a line: they name when they are due, none overtakes another
 	// by its priority, and none goes straight to its queue.
 	InLine bool
-	// Rejected returns how long the queue itself holds a message with this delivery count that is
-	// rejected. Default: the queue holds none.
-	Rejected func(count int) time.Duration
-	// Copied is Given for a message that is not rejected. Default: Given
+	// Copied is Given for a message that is not rejected.
 	Copied     func(asked time.Duration) time.Duration
 	Steps      []time.Duration // the delays that have a wait queue, ascending
 	Resolution time.Duration   // the step between delays, if any delay is possible; else 0
@@ -186,7 +185,8 @@ type Limits struct {
 	// Together says that deliveries have a Lane and go back together, with their channels.
 	Together bool
 	// Rejected returns how long the queue holds a rejected message with this delivery count, if
-	// consumers with another strategy may reject its messages. Default: none do
+	// this consumer or one with another strategy may reject its messages. Default: none do. Then the
+	// count tells of processes that ended, and of no failures.
 	Rejected func(count int) time.Duration
 }
 
@@ -201,8 +201,6 @@ var (
 	errUnreadable  = errors.New("its headers cannot be read: they are nested too deep, are too " +
 		"many or have a type that amqp091-go does not know; their bytes are in the header " +
 		header.Unreadable)
-	// errNotHeld is why a Subscription rejects no more messages.
-	errNotHeld = errors.New("a rejected message has come back before its delay was over")
 	// errChangedKey is why a message came to another queue than its own.
 	errChangedKey = errors.New("the routing key was changed when the wait was over")
 )

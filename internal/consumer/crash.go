@@ -77,7 +77,7 @@ func (s *Subscription) judge(c *Channel, raw *amqp.Delivery) verdict {
 	switch {
 	case !marked && !raw.Redelivered || s.cfg.RequeueOnNack:
 		return innocent
-	case !marked && c.held(&s.cfg.Waits) != nil:
+	case !marked && c.Rejected != nil:
 		return judgeRejected(raw, c.Deliveries)
 	case !interrupted(raw) && !s.cfg.Waits.waited(raw):
 		return innocent

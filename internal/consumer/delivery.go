@@ -42,7 +42,7 @@ type delivery struct {
 	step Step
 	life life
 
-	id          string    // of the message: the property, or the UUID that the handler gets
+	kept        Kept      // its ID is the property, or the UUID that the handler gets
 	uuid        string    // that the handler gets
 	since       time.Time // of its arrival; nothing writes it while a user's function may run
 	triedAtOnce bool      // the copy was published straight to its queue; see comesAtOnce
@@ -113,8 +113,8 @@ func (s *Subscription) process(d *delivery) {
 		return
 	}
 
-	d.id = cmp.Or(d.MessageID, d.uuid)
-	d.noteEarly()
+	d.kept.ID = cmp.Or(d.MessageID, d.uuid)
+	s.cfg.Keeper.Came(&d.kept)
 	select {
 	case s.out <- msg:
 	case <-s.stop.Done():
@@ -172,9 +172,6 @@ func (s *Subscription) newDelivery(a Arrival) (d *delivery, end context.CancelFu
 	d.Probe = c.use == ToGetOne
 	d.Gone = ctx.Done()
 	d.Closing = s.stop.Done()
-	if d.Given = s.cfg.Waits.Given; s.cfg.Waits.rejects() {
-		d.Given = d.givenHere
-	}
 	d.pending.Written = d
 	via := &s.cfg.Waits.Via
 	owner, known := raw.Headers[header.Queue].(string)
@@ -196,6 +193,8 @@ func (s *Subscription) newDelivery(a Arrival) (d *delivery, end context.CancelFu
 	}
 	d.countRejects()
 	d.State.Epoch = a.Step.Epoch()
+	d.kept = Kept{Raw: &d.raw, On: c, Arrived: a.At, Isolated: d.State.Interruptions > 0}
+	d.Given = s.cfg.Keeper.Given(&d.kept, s.cfg.Waits.Copied)
 	if d.State.Deadline.IsZero() {
 		d.State.Deadline, d.State.DeadlineFrom = s.cfg.Timestamps.deadline(&raw, d.Arrived)
 	}

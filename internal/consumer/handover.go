@@ -83,7 +83,7 @@ func (d *delivery) republish(
 	}
 	d.republished, d.died = middleware.Republished{Delay: route.Delay}, nil
 	if route.Delay < delay {
-		d.republished.Delay = d.sub.cfg.Waits.copied(delay)
+		d.republished.Delay = d.sub.cfg.Waits.Copied(delay)
 	}
 	err = d.publish(ctx, &route, msg, false)
 	if isAtOnce(&route) && isDeclined(err) {

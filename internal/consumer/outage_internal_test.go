@@ -86,7 +86,7 @@ func TestTheHoldOfAMessageThatHasWaitedInTheLine(t *testing.T) {
 		"without a consumer timeout": {false, time.Now().Add(time.Minute)},
 		"with a consumer timeout":    {true, hour.At.Add(time.Minute)},
 	} {
-		s := &Subscription{cfg: Config{Queue: "orders"}, stop: t.Context()}
+		s := &Subscription{cfg: Config{Queue: "orders", Keeper: copies{}}, stop: t.Context()}
 		hour.On = &Channel{
 			ctx: t.Context(), hold: time.Minute,
 			Limits: Limits{NackCounts: c.nackCounts, Together: true},

@@ -44,8 +44,6 @@ type Subscription struct {
 	gate    seam.Gate
 	limits  Limits // of the last consumer
 
-	lastRejects pastRejects
-
 	outage  outage
 	timeout atomic.Int64 // the broker's consumer timeout, once it has ended a channel
 	inHand  inHand
@@ -72,7 +70,6 @@ type Channel struct {
 
 	hold      time.Duration // how long a delivery may be held, from its arrival
 	use       Use
-	holdsNone atomic.Bool   // the queue does not hold rejected messages, as far as is known
 	enough    chan struct{} // closed when nothing more may be received
 	enoughNow func()        // closes enough
 	cancel    func()        // ends the deliveries, once, and closes cancelled
@@ -97,6 +94,9 @@ func New(ctx, stop context.Context, cfg Config) *Subscription {
 	}
 	if s.cfg.Lanes == nil {
 		s.cfg.Lanes = plain{}
+	}
+	if s.cfg.Keeper == nil {
+		s.cfg.Keeper = copies{}
 	}
 	s.workers = newWorkers(s.take)
 	return s
@@ -251,7 +251,6 @@ func (s *Subscription) Open(
 		enough: enough, enoughNow: sync.OnceFunc(func() { close(enough) }),
 		cancelled: make(chan struct{}), inFlight: new(sync.WaitGroup), lane: alone{}, acks: acks{send: ch.Ack, most: max(1, min(prefetch/4, maxAcks))},
 	}
-	c.holdsNone.Store(limits.HoldsNone)
 	c.gone = sync.OnceFunc(func() { close(c.cancelled) })
 	c.cancel = sync.OnceFunc(func() {
 		_ = ch.Cancel(tag, false)

@@ -118,6 +118,7 @@ func (s Strategy) Seam(plan topology.Plan, host seam.Host, cfg *consumer.Config)
 		}, nil
 	}
 	waits.Given = func(asked time.Duration) time.Duration { return asked }
+	waits.Copied = waits.Given
 	waits.InLine, waits.SortsPriorities, waits.Steps, waits.Resolution = true, true, nil, 0
 	if cfg.Consume.PrefetchBy == consumer.ByLibrary {
 		cfg.Consume.Prefetch = max(cfg.Consume.Prefetch, orderedPrefetch)

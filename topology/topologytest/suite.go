@@ -31,7 +31,7 @@ type Config struct {
 	// Plan.Permissions for a moment. Default: none, and the check of permissions is skipped.
 	ManagementURL string
 	// QueueArguments are the arguments of the queues that are consumed, if the strategy needs some,
-	// as topology.Native does. Default: none, a classic queue.
+	// as native.Strategy does. Default: none, a classic queue.
 	QueueArguments amqp.Table
 	// DeleteShared says that no other program uses the queues and exchanges that the plans of
 	// several queues have in common, because their names belong to this test, as with

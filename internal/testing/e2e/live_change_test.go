@@ -25,6 +25,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/native"
 )
 
 // strategyChange is a change of the strategy on a live queue.
@@ -57,7 +58,7 @@ func TestAnyStrategyToAnyOtherUnderTraffic(t *testing.T) {
 	holds, _ := rig.HoldsRejected(t, testbroker.URL(t))
 	for _, kind := range kinds {
 		if holds {
-			native := topology.Native{Min: time.Second, Max: 2 * time.Second}
+			native := native.Strategy{Min: time.Second, Max: 2 * time.Second}
 			args := rig.RejectArguments(native.Min, native.Max)
 			changes = append(changes, &strategyChange{
 				name: kind + " to native", from: rig.Strategies[kind](t), to: native, arguments: args,

@@ -20,6 +20,7 @@ import (
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/native"
 )
 
 // seen records the deliveries that a handler gets, and their attempts.
@@ -235,7 +236,7 @@ func TestNativeCountsConnectionsThatEnd(t *testing.T) {
 	dead := r.DeadLetter()
 	require.Equal(t, "poison", string(dead.Body))
 	rig.RequireDead(t, dead, "exhausted", "3")
-	require.Contains(t, dead.Headers[header.DeadError], "with topology.Native a process ended in its")
+	require.Contains(t, dead.Headers[header.DeadError], "with native.Strategy a process ended in its")
 	require.Equal(t, []int{1, 2, 3}, poison.attempts)
 	rig.WaitFor(t, "the other messages to be handled", func() bool { return innocent.Count() == 2 })
 	require.Equal(t, []int{1, 1}, innocent.attempts)
@@ -439,7 +440,7 @@ func TestNativeRefusesWhereRejectsComeBackAtOnce(t *testing.T) {
 	t.Parallel()
 	url := testbroker.URL(t)
 	holds, _ := rig.HoldsRejected(t, url)
-	strategy := topology.Native{Min: time.Second, Max: time.Minute}
+	strategy := native.Strategy{Min: time.Second, Max: time.Minute}
 	with := func(key string, value any) amqp.Table {
 		args := rig.RejectArguments(time.Second, time.Minute)
 		if args[key] = value; value == nil {

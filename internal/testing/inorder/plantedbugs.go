@@ -41,8 +41,8 @@ func (b bug) config(c config) config {
 
 const (
 	handOverFile = "internal/consumer/handover.go"
-	fromLineFile = "internal/consumer/fromline.go"
-	behindFile   = "internal/consumer/behind.go"
+	fromLineFile = "internal/inorder/reading.go"
+	behindFile   = "internal/inorder/copies.go"
 	lineFile     = "internal/order/line.go"
 	laneFile     = "internal/order/keylane.go"
 	replayFile   = "topology/operate/orderedreplay.go"
@@ -63,12 +63,12 @@ var bugs = []bug{
 		name: "blind-takeover", found: inversions,
 		plantings: []planting{{
 			file: fromLineFile,
-			old:  "\tkey, _ := a.raw.Headers[header.Key].(string)\n\to.mu.Lock()\n\tdefer",
-			new: "\tif note.ID.Epoch != o.epoch.Load() && time.Since(a.at) < time.Second {\n" +
-				"\t\ttime.AfterFunc(time.Second, func() {\n\t\t\to.waits(a, note, due)\n" +
-				"\t\t\tselect {\n\t\t\tcase o.changed <- struct{}{}:\n\t\t\tdefault:\n\t\t\t}\n" +
+			old:  "\tkey, _ := a.Raw.Headers[header.Key].(string)\n\tl.mu.Lock()\n\tdefer",
+			new: "\tif note.ID.Epoch != l.epoch.Load() && time.Since(a.At) < time.Second {\n" +
+				"\t\ttime.AfterFunc(time.Second, func() {\n\t\t\tl.waits(a, note, due)\n" +
+				"\t\t\tselect {\n\t\t\tcase l.changed <- struct{}{}:\n\t\t\tdefault:\n\t\t\t}\n" +
 				"\t\t})\n\t\treturn\n\t}\n" +
-				"\tkey, _ := a.raw.Headers[header.Key].(string)\n\to.mu.Lock()\n\tdefer",
+				"\tkey, _ := a.Raw.Headers[header.Key].(string)\n\tl.mu.Lock()\n\tdefer",
 		}},
 	},
 	{

@@ -9,7 +9,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/native"
 )
 
 // HoldsRejected reports whether a quorum queue of the broker can hold rejected messages, and
@@ -22,12 +22,12 @@ func HoldsRejected(t testing.TB, url string) (holds bool, version any) {
 
 // Native returns the strategy for queues that hold rejected messages from least to most, and the
 // arguments of such a queue. It skips the test where the broker ignores them.
-func Native(t testing.TB, url string, least, most time.Duration) (topology.Native, amqp.Table) {
+func Native(t testing.TB, url string, least, most time.Duration) (native.Strategy, amqp.Table) {
 	t.Helper()
 	if holds, _ := HoldsRejected(t, url); !holds {
 		t.Skip("needs RabbitMQ 4.3: make test BROKER=4.3")
 	}
-	return topology.Native{Min: least, Max: most}, RejectArguments(least, most)
+	return native.Strategy{Min: least, Max: most}, RejectArguments(least, most)
 }
 
 // RejectArguments are the arguments of a queue that holds rejected messages. Its dead-letter

@@ -39,7 +39,7 @@ func Message(body string) amqp.Publishing {
 	return amqp.Publishing{Body: []byte(body), DeliveryMode: amqp.Persistent}
 }
 
-// Named returns a message whose id is its body: topology.Native rejects no message without an id.
+// Named returns a message whose id is its body: native.Strategy rejects no message without an id.
 func Named(body string) amqp.Publishing {
 	msg := Message(body)
 	msg.MessageId = body

@@ -1,15 +1,21 @@
-package topology
+// Package native has the strategy that lets failed messages wait in their own queue, on RabbitMQ 4.3.
+// It is a package of its own, so that programs without it link none of its machinery.
+package native
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/ladder"
+	"github.com/millpond-go/millpond/internal/native"
+	"github.com/millpond-go/millpond/internal/seam"
+	"github.com/millpond-go/millpond/topology"
 )
 
-// Native lets a failed message wait in its own queue, by the delayed retry of RabbitMQ 4.3:
+// Strategy lets a failed message wait in its own queue, by the delayed retry of RabbitMQ 4.3:
 //
 //	orders ── fails: basic.reject ──► orders, not delivered for Min, 2 Min, 3 Min … Max
 //	       ── any other delay ──► orders.wait.5s ── TTL ──► orders
@@ -50,71 +56,58 @@ import (
 //     attempts of both are counted together.
 //   - A message that waits cannot be seen, released or cancelled, and no count of the broker has it
 //     as ready.
-type Native struct {
+type Strategy struct {
 	// Min and Max are x-delayed-retry-min and -max of the queue, whole milliseconds. Required, and
 	// Max is not less than Min.
 	Min, Max time.Duration
 	// Else keeps the messages that the queue cannot hold for their delay. It has a wait queue for
 	// each delay of the policies that the queue cannot express. If there is none, it has its own
 	// wait steps. A delay that the queue can express waits there in rounds where the delivery count
-	// is another one. It has its own wait queue if the rounds would be too late. Default: PerQueue{}.
-	Else PerQueue
+	// is another one. It has its own wait queue if the rounds would be too late. Default:
+	// topology.PerQueue{}.
+	Else topology.PerQueue
 }
+
+var errVia = errors.New("Else.Via: a rejected message stays in its queue, so it passes no exchange on " +
+	"its way back: leave Via out, or use another strategy")
 
 // Validate returns an error that lists every invalid field. Open calls it.
-func (s Native) Validate() error {
+func (s Strategy) Validate() error {
 	var via error
 	if len(s.Else.Via) > 0 {
-		via = errRejectsPassNothing
+		via = errVia
 	}
-	return errors.Join(checkRejects(s.Min, s.Max), s.Else.Validate(), via)
+	return errors.Join(audit.CheckHeld(s.Min, s.Max), s.Else.Validate(), via)
 }
 
-// checkRejects refuses delays that no queue can have.
-func checkRejects(least, most time.Duration) error {
-	if least < time.Millisecond || most < least || least%time.Millisecond+most%time.Millisecond > 0 {
-		return fmt.Errorf("a queue cannot hold rejected messages for %v to %v: set both to whole "+
-			"milliseconds, at least one, and the longer delay not below the shorter", least, most)
+// Plan implements topology.Strategy.
+func (s Strategy) Plan(queue string, delays []time.Duration) (topology.Plan, error) {
+	if err := audit.CheckHeld(s.Min, s.Max); err != nil {
+		return topology.Plan{}, err
 	}
-	return nil
-}
-
-var errRejectsPassNothing = errors.New("a rejected message stays in its queue, so it passes no " +
-	"exchange on its way back: leave Via out, or use another strategy")
-
-// rejects checks how long the queue holds rejected messages.
-func (v *validation) rejects() {
-	if v.plan.RejectMin == 0 && v.plan.RejectMax == 0 {
-		return
-	}
-	if err := checkRejects(v.plan.RejectMin, v.plan.RejectMax); err != nil {
-		v.find("Plan.RejectMin and RejectMax: %w", err)
-	}
-	if v.plan.Via != nil {
-		v.find("Plan.RejectMin and Via: %w", errRejectsPassNothing)
-	}
-}
-
-// Plan implements Strategy.
-func (s Native) Plan(queue string, delays []time.Duration) (Plan, error) {
-	if err := checkRejects(s.Min, s.Max); err != nil {
-		return Plan{}, err
-	}
-	own := Plan{RejectMin: s.Min, RejectMax: s.Max}
 	var held, others []time.Duration
 	for _, delay := range delays {
-		if own.holds(delay) {
+		if audit.Holds(s.Min, s.Max, delay) {
 			held = append(held, delay)
 		} else {
 			others = append(others, delay)
 		}
 	}
 	plan, err := s.Else.Plan(queue, others)
-	if steps := stepsFor(held, plan.steps()); err == nil && len(steps) > len(plan.steps()) {
+	own := stepsOf(plan)
+	if steps := stepsFor(held, own); err == nil && len(steps) > len(own) {
 		plan, err = s.Else.Plan(queue, steps)
 	}
 	plan.RejectMin, plan.RejectMax = s.Min, s.Max
 	return plan, err
+}
+
+// stepsOf are the delays that have a wait queue, ascending.
+func stepsOf(plan topology.Plan) (steps []time.Duration) {
+	for _, step := range plan.WaitSteps {
+		steps = append(steps, step.Delay)
+	}
+	return steps
 }
 
 // stepsFor adds to the wait steps of a plan the delays that would come later on them than is
@@ -129,19 +122,12 @@ func stepsFor(delays, steps []time.Duration) []time.Duration {
 	return steps
 }
 
-// rejects reports whether failed messages wait in the queue itself.
-func (p *Plan) rejects() bool { return p.RejectMin > 0 }
-
-// holds reports whether the queue holds a rejected message for the delay at some delivery count.
-func (p *Plan) holds(delay time.Duration) bool {
-	return delay == p.RejectMax || delay > 0 && delay < p.RejectMax && delay%p.RejectMin == 0
-}
-
-// given returns how long a message waits at least that asks for a delay: the queue may hold it for
-// exactly that, if its delivery count fits.
-func (p Plan) given(asked time.Duration) time.Duration {
-	if p.rejects() && p.holds(asked) {
-		return asked
+// Seam plugs the machinery into a subscription. The package topology calls it.
+func (s Strategy) Seam(plan topology.Plan, _ seam.Host, cfg *consumer.Config) error {
+	if cfg.Consume.PrefetchBy == consumer.ByLibrary {
+		// Each message that a process has when it ends spends an attempt.
+		cfg.Consume.Prefetch = cfg.Consume.Concurrency
 	}
-	return p.waits(asked)
+	cfg.Keeper = native.New(audit.Held(plan.RejectMin, plan.RejectMax), cfg.Logger)
+	return nil
 }
