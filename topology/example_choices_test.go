@@ -11,12 +11,10 @@ import (
 	"github.com/ThreeDotsLabs/watermill/components/delay"
 	"github.com/ThreeDotsLabs/watermill/components/forwarder"
 	"github.com/ThreeDotsLabs/watermill/message"
-	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
-	"github.com/millpond-go/millpond/topology/native"
 )
 
 // The name of the dead-letter queue: by default, with another ending, and free.
@@ -208,37 +206,4 @@ func ExampleShared_tenants() {
 	// globex.wait.5s
 	// globex.stranded
 	// globex.orders.dlq
-}
-
-// A queue of RabbitMQ 4.3 that holds rejected messages: a failure takes no wait queue, unless it
-// asks for another delay. The queue needs these arguments.
-func ExampleNative() {
-	cfg := wamqp.NewDurableQueueConfig("amqp://localhost")
-	cfg.Queue.Arguments = amqp.Table{
-		"x-queue-type": "quorum", "x-delayed-retry-type": "failed",
-		"x-delayed-retry-min": 5_000, "x-delayed-retry-max": 30_000,
-		"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "orders.dlq",
-	}
-	strategy := native.Strategy{Min: 5 * time.Second, Max: 30 * time.Second}
-	policy := backoff.Linear{
-		Initial: 5 * time.Second, Step: 5 * time.Second, Max: 30 * time.Second, Retries: 9,
-	}
-	plan, err := topology.PlanFor(strategy, "orders", policy)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	fmt.Println("the queue holds messages from", plan.RejectMin, "to", plan.RejectMax)
-	for _, q := range plan.Queues {
-		fmt.Println(q.Name)
-	}
-	// Output:
-	// the queue holds messages from 5s to 30s
-	// orders.wait.1s
-	// orders.wait.5s
-	// orders.wait.30s
-	// orders.wait.2m
-	// orders.wait.10m
-	// orders.wait.1h
-	// orders.dlq
 }

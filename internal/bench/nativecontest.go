@@ -12,7 +12,6 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/native"
 )
 

@@ -1,9 +1,11 @@
 package consumer
 
 import (
+	"context"
 	"testing"
 	"time"
 
+	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 )
 
@@ -94,5 +96,27 @@ func TestTheHoldOfAMessageThatHasWaitedInTheLine(t *testing.T) {
 		d, end := s.newDelivery(hour)
 		defer end()
 		require.WithinDuration(t, c.want, d.HoldUntil, 10*time.Second, name)
+	}
+}
+
+// Given a probe of a stopped brake, when its channel ends before a message comes, then it is
+// undecided: the queue is not empty.
+func TestAProbeWhoseChannelEndsIsUndecided(t *testing.T) {
+	t.Parallel()
+	for _, ends := range []bool{true, false} {
+		deliveries := make(chan amqp.Delivery)
+		if ends {
+			close(deliveries)
+		}
+		stop, cancel := context.WithCancel(t.Context())
+		s := New(stop, stop, Config{Group: &Group{}, Consume: Consume{Concurrency: 1}})
+		c := &Channel{deliveries: deliveries, use: ToGetOne, lane: alone{}, ctx: stop}
+		if !ends {
+			cancel()
+		}
+		_, came := s.receive(c)
+		require.False(t, came)
+		require.Equal(t, ends, c.ended)
+		cancel()
 	}
 }

@@ -29,8 +29,6 @@ type Arrival struct {
 // taken: the broker's consumer timeout and its delivery limit do not wait for a slot. While the gate
 // is shut it takes one message, and reports whether that has come.
 func (s *Subscription) receive(c *Channel) (unbegun []Arrival, came bool) {
-	var in intake
-	var pace *time.Timer
 	offered, halt := c.lane.Run()
 	defer halt()
 	quiet, endQuiet := c.quiet()
@@ -39,62 +37,96 @@ func (s *Subscription) receive(c *Channel) (unbegun []Arrival, came bool) {
 	defer endSlow()
 	over, unwatch := s.over(c)
 	defer unwatch()
-	deliveries, single := c.direct(), c.use == ToGetOne // while the gate is shut
-	for {
-		var start, freed <-chan struct{}
-		var paced <-chan time.Time
-		var offers <-chan Arrival
-		switch {
-		case in.ready.len() == 0:
-			offers = offered
-		case !s.mayBegin(in.ready.next()):
-			freed = s.places.freed
-		default:
-			if pace, paced = s.paced(pace); paced == nil || single {
-				start, paced = always, nil
-			}
-		}
-		c.acks.backlog.Store(int32(in.ready.len()))
+	p := pump{s: s, c: c, single: c.use == ToGetOne, deliveries: c.direct()}
+	for goOn := true; goOn; {
+		w := p.waitsFor(offered)
 		select {
-		case raw, ok := <-deliveries:
-			if !ok { // the channel is closed, or the broker has cancelled the consumer
-				c.ended = true
-				return in.rest(), came
+		case raw, ok := <-p.deliveries:
+			goOn = p.delivered(raw, ok)
+		case a, ok := <-w.offers:
+			if goOn = ok; ok {
+				p.in.ready.push(a)
 			}
-			c.Arrived(&raw)
-			if single { // before its ack, so that the broker delivers no second one
-				came, deliveries = true, nil
-				within(goodbyeTimeout, c.cancel)
-			}
-			s.arrived(&in, Arrival{Raw: raw, At: time.Now(), On: c, Step: asArrived{}})
-			if came && in.ready.len() == 0 && !in.hasTurn() {
-				return in.rest(), came
-			}
-		case a, ok := <-offers:
-			if !ok {
-				return nil, came
-			}
-			in.ready.push(a)
-		case <-start:
-			if s.start(in.ready.pop()) && single {
-				return in.rest(), true
-			}
-		case <-freed:
-		case <-paced:
-		case <-in.turn():
-			in.ready.push(in.suspects.pop())
+		case <-w.start:
+			goOn = p.start()
+		case <-w.freed:
+		case <-w.paced:
+		case <-p.in.turn():
+			p.in.ready.push(p.in.suspects.pop())
 		case <-quiet:
-			// Otherwise the probe is undecided.
-			if in.ready.len()+in.suspects.len() == 0 && c.lane.Idle() && s.places.areEmpty() {
-				s.outage.quiet(clock.Wait(quietProbe))
-			}
+			p.probes()
 		case <-slow:
-			if s.waitsTooLong(c, &in) || s.keepsUp(c, &in) {
-				return in.rest(), came
-			}
+			goOn = !s.waitsTooLong(c, &p.in) && !s.keepsUp(c, &p.in)
 		case <-over:
-			return in.rest(), came
+			goOn = false
 		}
+	}
+	return p.in.rest(), p.came
+}
+
+// pump is a receive on its way.
+type pump struct {
+	s          *Subscription
+	c          *Channel
+	in         intake
+	deliveries <-chan amqp.Delivery // nil where a lane has them
+	pace       *time.Timer
+	single     bool // the gate is shut: one message is taken
+	came       bool // and has come
+}
+
+// waiting is what a pump waits for.
+type waiting struct {
+	offers       <-chan Arrival
+	start, freed <-chan struct{}
+	paced        <-chan time.Time
+}
+
+// waitsFor returns what must happen until the next delivery may begin: it comes, now, when a place is
+// free, or when the gate lets it.
+func (p *pump) waitsFor(offered <-chan Arrival) (w waiting) {
+	p.c.acks.backlog.Store(int32(p.in.ready.len()))
+	switch {
+	case p.in.ready.len() == 0:
+		w.offers = offered
+	case !p.s.mayBegin(p.in.ready.next()):
+		w.freed = p.s.places.freed
+	default:
+		if p.pace, w.paced = p.s.paced(p.pace); w.paced == nil || p.single {
+			w.start, w.paced = always, nil
+		}
+	}
+	return w
+}
+
+// delivered takes a delivery, and reports whether the pump goes on.
+func (p *pump) delivered(raw amqp.Delivery, ok bool) bool {
+	if !ok { // the channel is closed, or the broker has cancelled the consumer
+		p.c.ended = true
+		return false
+	}
+	p.c.Arrived(&raw)
+	if p.single { // before its ack, so that the broker delivers no second one
+		p.came, p.deliveries = true, nil
+		within(goodbyeTimeout, p.c.cancel)
+	}
+	p.s.arrived(&p.in, Arrival{Raw: raw, At: time.Now(), On: p.c, Step: asArrived{}})
+	return !p.single || p.in.ready.len() > 0 || p.in.hasTurn()
+}
+
+// start begins the first delivery, and reports whether the pump goes on.
+func (p *pump) start() bool {
+	if p.s.start(p.in.ready.pop()) && p.single {
+		p.came = true
+		return false
+	}
+	return true
+}
+
+// probes ends an outage if nothing has failed for a while. Otherwise the probe is undecided.
+func (p *pump) probes() {
+	if p.in.ready.len()+p.in.suspects.len() == 0 && p.c.lane.Idle() && p.s.places.areEmpty() {
+		p.s.outage.quiet(clock.Wait(quietProbe))
 	}
 }
 

@@ -191,3 +191,40 @@ func TestWhatIsTakenTogether(t *testing.T) {
 	require.True(t, next.Follows)
 	require.Empty(t, l.behind)
 }
+
+// Given a step that was offered, when the lease ends before it begins, then it does not begin, and is
+// offered again under the next lease. Meanwhile the lane is not idle: a probe is undecided.
+func TestAStepWhoseLeaseHasEnded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l, _ := leading(t)
+		l.begun, l.changed = make(chan bool, 1), make(chan struct{}, 1)
+		l.line.Returned(order.Waiting[consumer.Arrival]{Key: "b", Seq: 1, ID: order.ID{Epoch: 5, N: 2}})
+		l.tokens = nil // none renews the lease
+		l.renewLease(time.Now().Add(lease))
+		offers, halt := l.Run()
+		offer := <-offers
+		time.Sleep(lease)
+		require.False(t, offer.Step.Begin())
+		synctest.Wait()
+		require.Empty(t, offers)
+		require.False(t, l.Idle())
+		l.renewLease(time.Now().Add(lease))
+		l.changed <- struct{}{}
+		require.True(t, (<-offers).Step.Begin())
+		halt()
+		l.GiveBack()
+		require.False(t, offer.Step.Begin(), "its message comes again")
+	})
+}
+
+// If the queue cannot be opened, the messages in progress have as long as they need: no other process
+// has the lead.
+func TestAQueueThatCannotBeOpened(t *testing.T) {
+	t.Parallel()
+	l, _ := leading(t)
+	require.False(t, l.mainOpened(newMain{err: errNotBelieved}))
+	require.False(t, l.lines.HasEnded())
+	require.False(t, l.orEnds(false))
+	require.True(t, l.lines.HasEnded())
+}
