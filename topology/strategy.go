@@ -12,7 +12,7 @@ import (
 
 // Strategy decides in which queues a message waits. It is a pure value: it needs no broker and
 // is safe for concurrent use. PerQueue is the default choice; the others are PerAttempt, Shared,
-// Levels, DelayedExchange, Native and InOrder.
+// Levels, DelayedExchange, and those of the packages inorder and native.
 //
 // A Strategy may also have the method Validate() error, which checks its fields before a queue
 // is known: Open calls the method and returns its error.

@@ -169,7 +169,7 @@ func (l *lane) logLateKey() {
 	}
 	held := time.Since(l.asked.At)
 	l.logger.Error("A message waits for its key, and the messages behind it in the queue wait, too, "+
-		"while the line goes On: make KeyBy and the marshaler wait for nothing, and start again",
+		"while the line goes on: make KeyBy and the marshaler wait for nothing, and start again",
 		consumer.HasHad(function, held), watermill.LogFields{"message_id": l.asked.Raw.MessageId, "held": held})
 }
 

@@ -41,7 +41,7 @@ func backoffList(delays []time.Duration) backoff.Policy { return backoff.List(de
 const (
 	// early is how much too soon a message may come by the clock of the client.
 	early = 5 * time.Millisecond
-	// late is how much too late a message may come that its process has kept: InOrder.
+	// late is how much too late a message may come that its process has kept in order.
 	late = 10 * time.Second
 )
 
