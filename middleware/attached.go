@@ -71,11 +71,10 @@ type Attached struct {
 
 	retry, outer *DelayedRetry // the innermost and the outermost around the handler
 
-	told  bool            // observers know the decision about the message
+	told  told
 	entry context.Context // of msg when it first entered a DelayedRetry
-	// The Subscriber reads these two from its own goroutine. entry is read after progress.
-	progress     atomic.Uint32
-	toldRequeued atomic.Bool
+	// The Subscriber reads progress from its own goroutine, and entry after it.
+	progress atomic.Uint32
 }
 
 // The values of Attached.progress.
@@ -169,7 +168,7 @@ func (d *Attached) isOver() bool { return d.progress.Load() == handedOver }
 // ToldRequeued reports whether a DelayedRetry has told its observers that the message goes
 // back to its queue (EventRequeued), so that the Subscriber does not repeat it. Ask after the
 // nack; it may be called at any time.
-func (d *Attached) ToldRequeued() bool { return d.toldRequeued.Load() }
+func (d *Attached) ToldRequeued() bool { return d.told.requeued.Load() }
 
 // LogFields returns the fields of each log line about the delivery: attempt, message_id
 // (the UUID if the property is missing), correlation_id (Watermill's metadata, else the

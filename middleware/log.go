@@ -24,10 +24,10 @@ func (a *attempt) reportHandled() {
 	if len(a.r.budgets) > 0 && !a.d.isOver() { // else an inner DelayedRetry has counted a failure
 		a.countHandled()
 	}
-	if a.r.events == nil || a.d.told { // an inner DelayedRetry has told of it
+	if a.r.events == nil || a.d.told.decision { // an inner DelayedRetry has told of it
 		return
 	}
-	a.d.told = true
+	a.d.told.decision = true
 	a.tell(a.event(EventHandled), a.d.msg.Nack)
 }
 
@@ -63,8 +63,8 @@ func (f *failed) logInterrupted(cause error) {
 func (f *failed) reportRequeued(err *unsettledError) error {
 	err.msg, err.handler, err.text = f.d.msg, f.err, excerpt.Of(f.text, maxLogBytes)
 	if f.r.events != nil {
-		f.d.told = true
-		f.d.toldRequeued.Store(true)
+		f.d.told.decision = true
+		f.d.told.requeued.Store(true)
 		e := f.event(EventRequeued)
 		e.Err, e.Tries, e.Held = err, err.tries, err.held
 		f.tell(e, f.d.msg.Nack)

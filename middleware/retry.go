@@ -162,10 +162,7 @@ func (a *attempt) begin(msg *message.Message) {
 		d.outer = a.r
 	}
 	if d.outer == a.r { // a Watermill Retry outside may call once more
-		d.told = false
-		if d.toldRequeued.Load() { // a store costs more
-			d.toldRequeued.Store(false)
-		}
+		d.told.forget()
 	}
 }
 
@@ -256,7 +253,7 @@ func (a attempt) settle(err error) error {
 // prepare finds the place of the message and prepares the log. From here on this DelayedRetry
 // decides, so no other one tells observers.
 func (f *failed) prepare() {
-	f.d.told, f.at, f.logger = true, placeOf(f.ctx, f.d), lines{f}
+	f.d.told.decision, f.at, f.logger = true, placeOf(f.ctx, f.d), lines{f}
 	_, f.quiet = f.r.logger.(watermill.NopLogger)
 }
 
