@@ -107,13 +107,11 @@ func (s *Subscription) Logger() watermill.LoggerAdapter { return s.logger }
 // Go calls f in a goroutine for which Close waits.
 func (s *Subscription) Go(f func()) { s.wg.Go(f) }
 
-// Join gives the lane of c and of the other channels of the lane. Then the lane reads their
-// deliveries, and their handlers are waited for together.
-func (c *Channel) Join(lane Lane, others ...*Channel) {
-	for _, ch := range append(others, c) {
-		ch.lane, ch.inFlight = lane, c.inFlight
-	}
-}
+// Join gives a new channel its lane, which reads its deliveries from then on.
+func (c *Channel) Join(lane Lane) { c.lane = lane }
+
+// Beside adds a new channel to the lane of c. Messages in progress are waited for together.
+func (c *Channel) Beside(other *Channel) { other.lane, other.inFlight = c.lane, c.inFlight }
 
 // State reads the headers of a retry of a queue.
 func State(queue string, raw *amqp.Delivery) header.RetryState {

@@ -292,7 +292,7 @@ func (l *lane) mainOpened(opened newMain) (goOn bool) {
 		return false
 	}
 	l.main = opened.channel
-	l.lines.Join(l, l.main)
+	l.lines.Beside(l.main)
 	return true
 }
 
