@@ -23,9 +23,9 @@ type Lanes interface {
 // Lane decides which delivery of a channel begins next. It may consume further queues.
 type Lane interface {
 	// Run lets the lane go on until halt has returned. It offers one delivery at a time that may begin,
-	// and the next when that has begun, or may not begin any more. The end of offers says that nothing
-	// more comes.
-	Run() (offers <-chan Arrival, halt func())
+	// and the next when that has begun, or may not begin any more. ended is closed when nothing begins
+	// any more.
+	Run() (offers <-chan Arrival, ended <-chan struct{}, halt func())
 	// Idle reports that no delivery waits for its handler, as far as is known.
 	Idle() bool
 	// Over reports that the deliveries must come again, and GiveBack gives all of them back.
@@ -87,11 +87,11 @@ func (asArrived) While(ctx, _ context.Context) (context.Context, func()) {
 // alone is the Lane of a channel without one.
 type alone struct{}
 
-func (alone) Run() (<-chan Arrival, func()) { return nil, func() {} }
-func (alone) Idle() bool                    { return true }
-func (alone) Over() bool                    { return false }
-func (alone) GiveBack()                     {}
-func (alone) Release()                      {}
+func (alone) Run() (<-chan Arrival, <-chan struct{}, func()) { return nil, nil, func() {} }
+func (alone) Idle() bool                                     { return true }
+func (alone) Over() bool                                     { return false }
+func (alone) GiveBack()                                      {}
+func (alone) Release()                                       {}
 
 // The rest of this file is what a lane may use.
 

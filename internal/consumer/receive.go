@@ -29,7 +29,7 @@ type Arrival struct {
 // taken: the broker's consumer timeout and its delivery limit do not wait for a slot. While the gate
 // is shut it takes one message, and reports whether that has come.
 func (s *Subscription) receive(c *Channel) (unbegun []Arrival, came bool) {
-	offered, halt := c.lane.Run()
+	offered, ended, halt := c.lane.Run()
 	defer halt()
 	quiet, endQuiet := c.quiet()
 	defer endQuiet()
@@ -43,10 +43,8 @@ func (s *Subscription) receive(c *Channel) (unbegun []Arrival, came bool) {
 		select {
 		case raw, ok := <-p.deliveries:
 			goOn = p.delivered(raw, ok)
-		case a, ok := <-w.offers:
-			if goOn = ok; ok {
-				p.in.ready.push(a)
-			}
+		case a := <-w.offers:
+			p.in.ready.push(a)
 		case <-w.start:
 			goOn = p.start()
 		case <-w.freed:
@@ -57,6 +55,8 @@ func (s *Subscription) receive(c *Channel) (unbegun []Arrival, came bool) {
 			p.probes()
 		case <-slow:
 			goOn = !s.waitsTooLong(c, &p.in) && !s.keepsUp(c, &p.in)
+		case <-ended:
+			goOn = false
 		case <-over:
 			goOn = false
 		}

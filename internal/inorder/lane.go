@@ -82,6 +82,7 @@ type lane struct {
 	changed chan struct{} // has a value when a step has ended
 	begun   chan bool     // has a value when the step that was offered has begun, or may not begin
 	idle    atomic.Bool   // no message may begin, and none waits for its key
+	halted  atomic.Bool   // nothing begins before the next Run
 	epoch   atomic.Uint64 // of the last token that came back
 
 	main    *consumer.Channel // of the main queue; nil before the line is known
@@ -171,16 +172,17 @@ func (q *Queue) arguments(s *consumer.Subscription, classic bool) amqp.Table {
 const noTimeout = int64(315360000000)
 
 // Run implements consumer.Lane.
-func (l *lane) Run() (offers <-chan consumer.Arrival, halt func()) {
-	to, stop, ended := make(chan consumer.Arrival), make(chan struct{}), make(chan struct{})
+func (l *lane) Run() (offers <-chan consumer.Arrival, ended <-chan struct{}, halt func()) {
+	to, stop, end := make(chan consumer.Arrival), make(chan struct{}), make(chan struct{})
+	l.halted.Store(false)
 	go func() {
-		defer close(ended)
-		defer close(to)
+		defer close(end)
+		defer l.halted.Store(true)
 		l.run(to, stop)
 	}()
-	return to, func() {
+	return to, end, func() {
 		close(stop)
-		<-ended
+		<-end
 	}
 }
 
@@ -263,9 +265,9 @@ func (l *lane) answered(begun bool) {
 	}
 }
 
-// Begin implements consumer.Step. The lease may have ended since the step was offered.
+// Begin implements consumer.Step. The lease, or the lane, may have ended since the step was offered.
 func (t *step) Begin() bool {
-	may := t.lane.leads() && !t.lane.Over()
+	may := t.lane.leads() && !t.lane.Over() && !t.lane.halted.Load()
 	t.lane.begun <- may
 	return may
 }

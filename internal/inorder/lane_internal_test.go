@@ -202,7 +202,7 @@ func TestAStepWhoseLeaseHasEnded(t *testing.T) {
 		l.line.Returned(order.Waiting[consumer.Arrival]{Key: "b", Seq: 1, ID: order.ID{Epoch: 5, N: 2}})
 		l.tokens = nil // none renews the lease
 		l.renewLease(time.Now().Add(lease))
-		offers, halt := l.Run()
+		offers, _, halt := l.Run()
 		offer := <-offers
 		time.Sleep(lease)
 		require.False(t, offer.Step.Begin())
@@ -213,8 +213,7 @@ func TestAStepWhoseLeaseHasEnded(t *testing.T) {
 		l.changed <- struct{}{}
 		require.True(t, (<-offers).Step.Begin())
 		halt()
-		l.over = true
-		require.False(t, offer.Step.Begin(), "its message comes again")
+		require.False(t, offer.Step.Begin(), "another process may lead")
 	})
 }
 
