@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"strconv"
 	"time"
 
@@ -304,30 +303,6 @@ func (d *delivery) awaitCancel() {
 	case <-d.ctx.Done():
 	case <-time.After(goodbyeTimeout):
 	}
-}
-
-// Ack acks a delivery, together with the others that are to be acked at the same time. It
-// returns when the ack is written, or is left to another goroutine that is about to write.
-func (c *Channel) Ack(tag uint64) (err error) {
-	if c.acks.want(tag, c.Flush) {
-		c.conn.Together(func() {
-			runtime.Gosched() // others add their acks
-			err = c.acks.flush()
-		})
-	}
-	return err
-}
-
-// Flush writes the acks that wait. It fails only if the channel is gone; see ack of delivery.
-func (c *Channel) Flush() {
-	c.conn.Together(func() { _ = c.acks.flush() })
-}
-
-// GiveBack gives a delivery back to its queue.
-func (c *Channel) GiveBack(tag uint64) (err error) {
-	c.conn.Together(func() { err = c.ch.Nack(tag, false, true) })
-	c.acks.nacked(tag)
-	return err
 }
 
 // Received returns the delivery behind the message that ctx belongs to, as a copy. It is

@@ -2,7 +2,6 @@ package consumer
 
 import (
 	"context"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -107,12 +106,6 @@ func (s *Subscription) Logger() watermill.LoggerAdapter { return s.logger }
 // Go calls f in a goroutine for which Close waits.
 func (s *Subscription) Go(f func()) { s.wg.Go(f) }
 
-// Join gives a new channel its lane, which reads its deliveries from then on.
-func (c *Channel) Join(lane Lane) { c.lane = lane }
-
-// Beside adds a new channel to the lane of c. Messages in progress are waited for together.
-func (c *Channel) Beside(other *Channel) { other.lane, other.inFlight = c.lane, c.inFlight }
-
 // State reads the headers of a retry of a queue.
 func State(queue string, raw *amqp.Delivery) header.RetryState {
 	return header.Parse(queue, func(key string) (string, bool) {
@@ -120,51 +113,3 @@ func State(queue string, raw *amqp.Delivery) header.RetryState {
 		return text, ok
 	})
 }
-
-// Incoming are the deliveries of the channel. They are the lane's, if there is one.
-func (c *Channel) Incoming() <-chan amqp.Delivery { return c.deliveries }
-
-// direct are the deliveries of a channel without a lane.
-func (c *Channel) direct() <-chan amqp.Delivery {
-	if c.Together {
-		return nil
-	}
-	return c.deliveries
-}
-
-// Arrived notes a delivery. Each must be noted when it comes, and acked or given back.
-func (c *Channel) Arrived(raw *amqp.Delivery) { c.acks.arrived(raw.DeliveryTag) }
-
-// Conn is the connection of the channel.
-func (c *Channel) Conn() *link.Conn { return c.conn }
-
-// Context is done when the channel is closed.
-func (c *Channel) Context() context.Context { return c.ctx }
-
-// Use is what the channel is for.
-func (c *Channel) Use() Use { return c.use }
-
-// Hold is how long a delivery may be held, from its arrival.
-func (c *Channel) Hold() time.Duration { return c.hold }
-
-// Enough lets nothing more be received.
-func (c *Channel) Enough() { c.enoughNow() }
-
-// Ended notes that the broker has ended the deliveries, or the channel.
-func (c *Channel) Ended() { c.ended = true }
-
-// Close closes the channel, when its deliveries are settled. It waits no longer than a broker that
-// works may take.
-func (c *Channel) Close() {
-	c.gone()
-	within(goodbyeTimeout, func() { _ = c.ch.Close() })
-}
-
-// HasEnded reports whether the broker has ended the deliveries, or the channel.
-func (c *Channel) HasEnded() bool { return c.ended }
-
-// Settle returns when the messages in progress are settled, or after limit.
-func (c *Channel) Settle(limit time.Duration) { within(limit, c.inFlight.Wait) }
-
-// AMQP is the channel itself.
-func (c *Channel) AMQP() *amqp.Channel { return c.ch }

@@ -9,7 +9,6 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
-	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/link"
@@ -56,28 +55,6 @@ type Subscription struct {
 	misled   sync.Once // logged that a routing key was changed during the wait
 }
 
-// Channel is one channel that consumes, until it is cancelled or lost.
-type Channel struct {
-	Limits
-	conn       *link.Conn
-	ch         *amqp.Channel
-	tag        string
-	deliveries <-chan amqp.Delivery
-	ctx        context.Context // done when the channel is closed
-	inFlight   *sync.WaitGroup
-	acks       acks
-	lane       Lane
-
-	hold      time.Duration // how long a delivery may be held, from its arrival
-	use       Use
-	enough    chan struct{} // closed when nothing more may be received
-	enoughNow func()        // closes enough
-	cancel    func()        // ends the deliveries, once, and closes cancelled
-	gone      func()        // closes cancelled
-	cancelled chan struct{} // closed when the broker delivers nothing more
-	ended     bool          // by the broker, or with its channel
-}
-
 // New returns a Subscription that has not begun. It takes no further message when ctx or
 // stop is done. Its messages have the values of ctx.
 func New(ctx, stop context.Context, cfg Config) *Subscription {
@@ -107,16 +84,6 @@ func (s *Subscription) Messages() <-chan *message.Message { return s.out }
 
 // Cancel ends a Subscription that does not run.
 func (s *Subscription) Cancel() { s.cancel() }
-
-// Use is what a Channel is for.
-type Use int
-
-// The uses.
-const (
-	ToConsume Use = iota // the queue
-	ToProbe              // with one message at a time, after an outage
-	ToGetOne             // message, while a brake is stopped
-)
 
 // Prepare declares and checks everything as Begin does.
 func (s *Subscription) Prepare() error {
@@ -212,58 +179,6 @@ func (plain) Open(
 		s.logger.Info("Consuming", nil)
 	}
 	return c, err
-}
-
-// Open consumes a queue on a new channel.
-func (s *Subscription) Open(
-	conn *link.Conn, limits Limits, use Use, queue string, prefetch int, args amqp.Table,
-) (*Channel, error) {
-	cfg := &s.cfg.Consume
-	ch, err := conn.Channel()
-	if err != nil {
-		return nil, fmt.Errorf("consume queue %q: open channel: %w", queue, err)
-	}
-	closed := ch.NotifyClose(make(chan *amqp.Error, 1))
-	// With one consumer a channel, a prefetch of the consumer acts like a global one, which
-	// quorum queues refuse (F14).
-	err = ch.Qos(prefetch, 0, false)
-	tag := cfg.Tag
-	if tag == "" {
-		tag = "millpond-" + watermill.NewShortUUID()
-	}
-	var deliveries <-chan amqp.Delivery
-	if err == nil {
-		deliveries, err = ch.Consume(queue, tag, false, cfg.Exclusive, cfg.NoLocal, false, args)
-	}
-	if err != nil {
-		_ = ch.Close()
-		if isCode(err, amqp.AccessRefused) {
-			err = fmt.Errorf("the user may not: grant it the permissions that Plan.Permissions lists: %w",
-				err)
-		}
-		return nil, fmt.Errorf("consume queue %q: %w", queue, err)
-	}
-	ctx, cancel := context.WithCancel(s.base)
-	enough := make(chan struct{})
-	c := &Channel{
-		Limits: limits, conn: conn, ch: ch, tag: tag, deliveries: deliveries, ctx: ctx,
-		hold: s.hold(limits.ConsumerTimeout), use: use,
-		enough: enough, enoughNow: sync.OnceFunc(func() { close(enough) }),
-		cancelled: make(chan struct{}), inFlight: new(sync.WaitGroup), lane: alone{}, acks: acks{send: ch.Ack, most: max(1, min(prefetch/4, maxAcks))},
-	}
-	c.gone = sync.OnceFunc(func() { close(c.cancelled) })
-	c.cancel = sync.OnceFunc(func() {
-		_ = ch.Cancel(tag, false)
-		c.gone()
-	})
-	go func() {
-		s.endedBy(c, <-closed)
-		cancel()
-	}()
-	if use != ToGetOne {
-		go s.watch(c, queue)
-	}
-	return c, nil
 }
 
 // run consumes until the subscription is stopped, and drains it.
