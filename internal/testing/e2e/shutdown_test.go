@@ -232,7 +232,8 @@ func (s *nightly) deploy(finishes bool) {
 	}
 }
 
-// awaitAll waits until all unhandled messages are back in their queue. Some may wait meanwhile.
+// awaitAll waits until all unhandled messages are back in their queue. Some may wait meanwhile, and
+// on a busy machine the drain may end between a handler and its ack, so that its message is back, too.
 func (s *nightly) awaitAll(restarts int) {
 	s.t.Helper()
 	left := nightlyMessages - s.done.Count()
@@ -244,10 +245,10 @@ func (s *nightly) awaitAll(restarts int) {
 				dead.Headers[header.DeadReason], dead.Headers[header.DeadError])
 		}
 		back := rig.Ready(s.t, s.look, s.queue)
-		if back != left && still.Look(rig.Ready(s.t, s.look, s.queue+".wait.1s") > 0) {
+		if back < left && still.Look(rig.Ready(s.t, s.look, s.queue+".wait.1s") > 0) {
 			s.t.Fatalf("after %d restarts %d of %d messages are there", restarts, back, left)
 		}
-		return back == left
+		return back >= left
 	})
 }
 
