@@ -86,9 +86,9 @@ type waiting struct {
 // free, or when the gate lets it.
 func (p *pump) waitsFor(offered <-chan Arrival) (w waiting) {
 	p.c.acks.backlog.Store(int32(p.in.ready.len()))
+	w.offers = offered // also while a delivery waits for its place: the lane may end
 	switch {
 	case p.in.ready.len() == 0:
-		w.offers = offered
 	case !p.s.mayBegin(p.in.ready.next()):
 		w.freed = p.s.places.freed
 	default:
