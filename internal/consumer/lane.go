@@ -16,7 +16,7 @@ import (
 
 // Lanes consume a queue whose deliveries do not begin as they arrive.
 type Lanes interface {
-	// Open consumes the queue on a connection. The lane of the channel is set with Join.
+	// Open consumes the queue on a connection. Join gives the channel to its lane.
 	Open(s *Subscription, conn *link.Conn, limits Limits, use Use) (*Channel, error)
 }
 
@@ -107,13 +107,9 @@ func (s *Subscription) Logger() watermill.LoggerAdapter { return s.logger }
 // Go calls f in a goroutine for which Close waits.
 func (s *Subscription) Go(f func()) { s.wg.Go(f) }
 
-// Join gives the lane of c and of the other channels of the lane. Then the lane reads their
-// deliveries, and their handlers are waited for together.
-func (c *Channel) Join(lane Lane, others ...*Channel) {
-	for _, ch := range append(others, c) {
-		ch.lane, ch.inFlight = lane, c.inFlight
-	}
-}
+// Join gives c to a lane, which reads its deliveries. Its handlers are waited for together with those
+// of the first channel of the lane, which may be c. That one may have handlers already.
+func (c *Channel) Join(lane Lane, first *Channel) { c.lane, c.inFlight = lane, first.inFlight }
 
 // State reads the headers of a retry of a queue.
 func State(queue string, raw *amqp.Delivery) header.RetryState {

@@ -129,7 +129,7 @@ func (q *Queue) Open(
 		return nil, err
 	}
 	l := newLane(q, s, c)
-	c.Join(l)
+	c.Join(l, c)
 	closed := c.AMQP().NotifyClose(make(chan *amqp.Error, 1))
 	if _, err = l.publishToken(0); err == nil {
 		err = q.checkToken(c.AMQP(), closed)
@@ -292,7 +292,7 @@ func (l *lane) mainOpened(opened newMain) (goOn bool) {
 		return false
 	}
 	l.main = opened.channel
-	l.lines.Join(l, l.main)
+	l.main.Join(l, l.lines)
 	return true
 }
 

@@ -35,3 +35,23 @@ func TestALeaderWithoutAFreePlaceLosesItsQueue(t *testing.T) {
 		require.Equal(t, []string{"b:1"}, h.of("b"))
 	})
 }
+
+// Given a message in the line, when a process takes the lead, then it handles the message while it
+// opens the queue.
+func TestTheLineBeginsBeforeTheQueue(t *testing.T) {
+	t.Parallel()
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+		h := newHandler()
+		cfg := orderedBy(inorder.Strategy{}, often(time.Minute), h.handle)
+		cfg.URL, cfg.Queue, cfg.Keep = broker.URL(), "orders", true
+		before := rig.Start(t, cfg)
+		before.Send("a:0")
+		time.Sleep(time.Second)
+		before.Stop()
+		time.Sleep(time.Minute)
+		h.open.Store(true)
+		rig.Start(t, cfg)
+		time.Sleep(time.Second)
+		require.Equal(t, []string{"a:0"}, h.of("a"))
+	})
+}
