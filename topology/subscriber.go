@@ -225,7 +225,8 @@ func (s *Subscriber) newSubscription(
 	}
 	if m, ok := c.strategy.(machinery); ok {
 		err = m.Seam(plan, c.host(), &cfg)
-	} else if plan.Line != "" || plan.rejects() {
+	}
+	if err == nil && (plan.Line != "" && cfg.Lanes == nil || plan.rejects() && cfg.Keeper == nil) {
 		err = errors.New("the plan has a Line or a RejectMin, and the strategy is neither " +
 			"inorder.Strategy nor native.Strategy: leave them empty, or use one of these")
 	}
@@ -236,7 +237,7 @@ func (s *Subscriber) newSubscription(
 }
 
 // machinery is a Strategy that needs more than a plan; see packages inorder and native. It
-// changes how its queues are consumed.
+// changes how a queue is consumed whose plan asks for it.
 type machinery interface {
 	Seam(plan Plan, host seam.Host, cfg *consumer.Config) error
 }

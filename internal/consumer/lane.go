@@ -15,7 +15,7 @@ import (
 
 // Lanes consume a queue whose deliveries do not begin as they arrive.
 type Lanes interface {
-	// Open consumes the queue on a connection. The lane of the channel is set with Join.
+	// Open consumes the queue on a connection. Join gives the channel to its lane.
 	Open(s *Subscription, conn *link.Conn, limits Limits, use Use) (*Channel, error)
 }
 

@@ -122,8 +122,12 @@ func stepsFor(delays, steps []time.Duration) []time.Duration {
 	return steps
 }
 
-// Seam plugs the machinery into a subscription. The package topology calls it.
+// Seam plugs the machinery into a subscription. The package topology calls it. A plan without a
+// RejectMin, of a strategy that embeds this one, needs none.
 func (s Strategy) Seam(plan topology.Plan, _ seam.Host, cfg *consumer.Config) error {
+	if plan.RejectMin == 0 {
+		return nil
+	}
 	if cfg.Consume.PrefetchBy == consumer.ByLibrary {
 		// Each message that a process has when it ends spends an attempt.
 		cfg.Consume.Prefetch = cfg.Consume.Concurrency
