@@ -47,7 +47,7 @@ import (
 // A backoff.Policy that cannot list its delays needs no default wait steps here.
 //
 // The routing key has the delay, so no message returns through an exchange of yours with its own
-// key: PerQueue and Shared have Via for that.
+// key: PerQueue, Shared and DelayedExchange have Via for that.
 //
 // The zero value is ready to use.
 type Levels struct {

@@ -13,8 +13,8 @@ import (
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
-// Via is the way of a message back to its queue through the exchange that it came by. The field
-// Via of PerQueue and Shared names the exchanges of the user for which that is so:
+// Via is the way of a message back to its queue through the exchange that it came by. The field Via
+// of PerQueue, Shared and DelayedExchange names the exchanges of the user for which that is so:
 //
 //	orders.wait.5s.via ── TTL, with its own routing key ──► exchange millpond.via
 //	                                                              │ for orders, by events
@@ -51,7 +51,7 @@ import (
 type Via struct {
 	// Exchanges are the exchanges of the user.
 	Exchanges []string
-	// Through is the exchange of the plan that delivers the messages that come back.
+	// Through is the exchange of the plan that all messages pass on their way back.
 	Through string
 }
 

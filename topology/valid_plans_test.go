@@ -107,7 +107,8 @@ func planned(t testing.TB) map[string]topology.Plan {
 		"delayed, classic": topology.DelayedExchange{
 			Type: topology.Classic, Prefix: "shop", Dead: target,
 		},
-		"delayed by hand": InExchange{},
+		"delayed, returns": topology.DelayedExchange{Via: []string{"events", "logs"}},
+		"delayed by hand":  InExchange{},
 	}
 	all := map[string]topology.Plan{}
 	for name, strategy := range strategies {

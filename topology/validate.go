@@ -414,6 +414,11 @@ func (v *validation) deadLetters() {
 		return // the user's
 	}
 	to := v.reach(dead.Exchange, dead.RoutingKey, nil)
+	for name := range to.exchanges {
+		if v.exchanges[name].delaysMessages() {
+			v.find("dead letters lead to exchange %q, by which waiting messages come back: "+way, name)
+		}
+	}
 	kept := false
 	for name := range to.queues {
 		switch q, declared := v.queues[name]; {

@@ -4,7 +4,8 @@
  *
  * A copy is a message in a queue, at a consumer, in a wait queue, or stranded. Every step is what the
  * broker, a consumer process or a fault does at once. Any step may follow any other: no order and no
- * time is assumed.
+ * time is assumed. A step of the library names the functions that it stands for, behind their file;
+ * a test looks for them there. Steps without a name are the broker's, the faults and the operator's.
  *
  * What is left out or simplified, and why:
  *
@@ -326,7 +327,8 @@ inline older(c) {
 	od
 }
 
-/* requeue gives a delivery back. The broker counts it, and drops the copy at the limit. */
+/* requeue gives a delivery back. The broker counts it, and drops the copy at the limit.
+ * internal/consumer/delivery.go: giveBack */
 inline requeue(s) {
 	unexplained[x[s].msg] = unexplained[x[s].msg] + x[s].safe;  /* the message is there once more */
 	n = x[s].by;
@@ -342,13 +344,17 @@ inline lose(s) {
 	requeue(s)
 }
 
-/* again lets a delivery hand over once more after a fault. */
+/* again lets a delivery hand over once more after a fault.
+ * internal/consumer/handover.go: earlier */
 inline again(s) { x[s].safe = 0; x[s].stage = DECIDED }
 
-/* ack removes a delivery. */
+/* ack removes a delivery.
+ * internal/consumer/delivery.go: ack
+ * internal/consumer/decisions.go: ackAfter */
 inline ack(s) { assert(x[s].safe); clear(s) }
 
-/* putback brings a delivery back for a reason that must not count. The first time may. */
+/* putback brings a delivery back for a reason that must not count. The first time may.
+ * internal/consumer/crash.go: putBack, counted */
 inline putback(s) {
 	if
 #ifndef MUT_SHUTDOWN_COUNTS
@@ -402,11 +408,13 @@ inline store(s) {
 /* What happens to one copy. */
 active [COPIES] proctype copy() {
 end:	do
-	/* The broker delivers. */
+	/* The broker delivers.
+	 * internal/consumer/receive.go: delivered, arrived */
 	:: d_step { TAKES(0) -> DELIVER(0); check() }
 	:: d_step { TAKES(1) -> DELIVER(1); check() }
 
-	/* The crash guard, before a handler (crash.go). */
+	/* The crash guard, before a handler.
+	 * internal/consumer/crash.go: judge, giveUp, isolated, isolateOnce, rescued */
 	:: d_step { IS(S, READY) && CULPRIT(S) ->
 #ifdef MUT_GUARD_DROPS
 		ack(S);
@@ -417,7 +425,12 @@ end:	do
 	:: d_step { IS(S, READY) && !CULPRIT(S) && x[S].count > 0 && (ENDANGERED(S) || !MINE.busy) ->
 		DECIDE(ISOLATE); check() }
 
-	/* The handler (delivery.go, middleware/retry.go). */
+	/* The handler.
+	 * internal/consumer/receive.go: mayBegin, take
+	 * internal/consumer/delivery.go: process
+	 * internal/consumer/decisions.go: nacked, snoozed
+	 * middleware/retry.go: Middleware, pastLimit, settle
+	 * middleware/decide.go: decide */
 	:: d_step { IS(S, READY) && !CULPRIT(S) && !ENDANGERED(S) && !MINE.busy && !MINE.closing &&
 			(!MINE.suspended || MINE.probing) ->
 		assert(x[S].failures < MAX);
@@ -437,7 +450,10 @@ end:	do
 		check() }
 	:: d_step { IS(S, HANDLING) && !calm -> DECIDE(SNOOZE); check() }  /* nacked by the router */
 
-	/* The copy is published. Its place is free from here on. */
+	/* The copy is published. Its place is free from here on.
+	 * middleware/republish.go: handOver
+	 * internal/consumer/handover.go: republish, deadLetter, publish, AfterWrite
+	 * internal/publisher/confirmed.go: PublishFor, start, send */
 	:: d_step { IS(S, DECIDED) && outage != BLOCKED ->
 		x[S].stage = WRITTEN; x[S].fresh = MINE.suspended;
 #ifdef MUT_ACK_AT_WRITE
@@ -469,7 +485,10 @@ end:	do
 	:: d_step { IS(S, WRITTEN) && outage != BLOCKED && !REFUSES(S) && !GONE(S) -> store(S); check() }
 #endif
 
-	/* The publisher reads the answer (publisher/confirmed.go). */
+	/* The publisher reads the answer. What is missing is declared again.
+	 * internal/publisher/confirmed.go: outcome, answer, takeReturn
+	 * internal/consumer/handover.go: publish, learn
+	 * internal/consumer/outage.go: note */
 	:: d_step { IS(S, STORED) ->
 		x[S].stage = ACKING;
 #ifdef MUT_LATE_CONFIRM_ENDS
@@ -505,7 +524,10 @@ end:	do
 #endif
 		check() }
 
-	/* The hold ends (hold.go, decisions.go, outage.go). */
+	/* The hold ends.
+	 * internal/hold/hold.go: Do
+	 * internal/consumer/decisions.go: settle, snoozeAtLast
+	 * internal/consumer/outage.go: suspend, begin */
 	:: d_step { IS(S, DECIDED) && x[S].what != PUTBACK && !MINE.closing && outage == BLOCKED ->
 #ifndef MUT_HOLD_REQUEUES
 		MINE.suspended = 1;
@@ -521,11 +543,15 @@ end:	do
 #ifndef MUT_LOST_STAYS
 	:: d_step { IS(S, SILENT) && !MINE.closing && x[S].what != PUTBACK ->
 		x[S].what = SNOOZE; again(S); check() }
-	/* Or, before its end, the copy is the scout (publisher/pending.go). */
+	/* Or, before its end, the copy is the scout.
+	 * internal/publisher/pending.go: Await, givesUp, Release */
 	:: d_step { IS(S, SILENT) -> again(S); check() }
 #endif
 
-	/* Put back without a handler: an outage, a shutdown (crash.go, receive.go). */
+	/* Put back: an outage, a shutdown. The handler may still run.
+	 * internal/consumer/receive.go: release, putAllBack, leaveDecoding
+	 * internal/consumer/crash.go: putBack, abandon
+	 * internal/consumer/outage.go: wait */
 	:: d_step { IS(S, READY) && (MINE.closing || MINE.suspended && !MINE.probing) -> putback(S); check() }
 	:: d_step { IS(S, HANDLING) && MINE.closing ->  /* the drain is over */
 #ifdef MUT_SHUTDOWN_FAILS
@@ -552,7 +578,9 @@ end:	do
 #endif
 	:: d_step { x[S].at == STRANDED && away == 0 -> x[S].at = QUEUE; check() }  /* the operator */
 
-	/* A delivery that the broker has taken back: a publish or an ack that was under way. */
+	/* A delivery that the broker has taken back: a publish or an ack that was under way.
+	 * internal/consumer/handover.go: send
+	 * internal/consumer/delivery.go: ack */
 	:: d_step { x[S].at == STALE && x[S].stage == DECIDED && outage == 0 && !GONE(S) ->
 		store(S);
 		unexplained[x[S].msg] = unexplained[x[S].msg] - 1;  /* its consumer was frozen */
@@ -594,7 +622,8 @@ end:	do
 active [CONSUMERS] proctype process() {
 #define C (_pid - COPIES)
 end:	do
-	/* acks.go: one ack for a run from the oldest delivery on, single ones for the others. */
+	/* One ack for a run from the oldest delivery on, single ones for the others.
+	 * internal/consumer/acks.go: want, flush, run */
 	:: d_step { p[C].acking ->
 		i = 0;
 		do
@@ -612,12 +641,15 @@ end:	do
 		older(C);
 		check() }
 
-	/* outage.go: messages can be stored again. */
+	/* Messages can be stored again.
+	 * internal/consumer/outage.go: awaitStorage, canStore, quiet, end
+	 * internal/consumer/receive.go: probes */
 #ifndef MUT_NEVER_RESUMES
 	:: d_step { p[C].suspended && outage == 0 && (p[C].probing || p[C].ready == 0) -> p[C].suspended = 0; check() }
 #endif
 
-	/* Shutdown, and the next start. */
+	/* Shutdown, and the next start.
+	 * internal/consumer/subscription.go: run, Cancel, New */
 	:: d_step { !calm && !p[C].closing && p[C].open > 0 && (outage == 0 || MAY(COSTLY)) ->
 		if
 		:: outage != 0 -> SPEND(COSTLY)

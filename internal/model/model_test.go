@@ -1,7 +1,10 @@
 package main
 
 import (
+	"os"
 	"os/exec"
+	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -18,6 +21,23 @@ func TestTheModelMovesAndADefectIsFound(t *testing.T) {
 	}
 	require.NoError(t, plant(modelDir(t), "MUT_SHUTDOWN_COUNTS"))
 	require.Error(t, plant(modelDir(t), "MUT_THAT_IS_NOT_THERE"), "nothing was planted")
+}
+
+// Each function that a step of the model names is in the file that stands before it, and no file is
+// named without a function.
+func TestTheStepsNameFunctions(t *testing.T) {
+	t.Parallel()
+	named := regexp.MustCompile(`([\w/]+\.go): (\w+(?:, \w+)*)`)
+	steps := named.FindAllStringSubmatch(string(source), -1)
+	assert.Len(t, steps, strings.Count(string(source), ".go"))
+	for _, step := range steps {
+		code, err := os.ReadFile("../../" + step[1])
+		require.NoError(t, err)
+		for name := range strings.SplitSeq(step[2], ", ") {
+			function := regexp.MustCompile(`(?m)^func (\(.*?\) )?` + name + `\(`)
+			assert.True(t, function.Match(code), "%s has no function %s", step[1], name)
+		}
+	}
 }
 
 func TestAnErrorIsRead(t *testing.T) {

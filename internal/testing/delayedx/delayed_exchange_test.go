@@ -10,6 +10,7 @@ import (
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -29,14 +30,17 @@ func TestMain(m *testing.M) {
 // classicQueue makes the main queue a classic one, before which a restart loses nothing.
 func classicQueue(cfg *wamqp.Config) { cfg.Queue.Arguments = amqp.Table{"x-queue-type": "classic"} }
 
-// The scenarios share one node, because a start takes seconds of processor time. The last one
-// restarts it.
+// exchange is the exchange of Via. Every vhost has it.
+const exchange = "amq.topic"
+
+// The scenarios share one node, because a start takes seconds of processor time. Each runs without
+// Via and with it. The last one restarts the node.
 func TestDelayedExchange(t *testing.T) {
 	t.Parallel()
 	node := testbroker.Private(t, testbroker.DelayedPlugin(t))
 	t.Log("RabbitMQ", node.Version())
 	t.Run("together", func(t *testing.T) {
-		for name, scenario := range map[string]func(*testing.T, *testbroker.Node){
+		for name, scenario := range map[string]scenario{
 			"every attempt comes on time":           attemptsComeOnTime,
 			"every message ends":                    everyMessageEnds,
 			"a delay between two steps":             betweenSteps,
@@ -49,21 +53,35 @@ func TestDelayedExchange(t *testing.T) {
 			"verify names what the plugin promises": verifyNamesIt,
 			"the suite of all strategies":           suite,
 		} {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				scenario(t, node)
-			})
+			for way, via := range map[string][]string{"": nil, ", Via": {exchange}} {
+				t.Run(name+way, func(t *testing.T) {
+					t.Parallel()
+					scenario(t, node, strategy(t, via...))
+				})
+			}
 		}
+		t.Run("siblings", func(t *testing.T) {
+			t.Parallel()
+			siblings(t, node, strategy(t, exchange))
+		})
 	})
-	t.Run("a restart", func(t *testing.T) { restart(t, node) })
+	t.Run("a restart, Via", func(t *testing.T) { restart(t, node, strategy(t, exchange)) })
+}
+
+// scenario is a test of one strategy.
+type scenario = func(*testing.T, *testbroker.Node, topology.DelayedExchange)
+
+// strategy has its own prefix, so that scenarios do not share an exchange.
+func strategy(t *testing.T, via ...string) topology.DelayedExchange {
+	t.Helper()
+	return topology.DelayedExchange{Prefix: own(t), Via: via}
 }
 
 // suite runs the tests that every strategy passes.
-func suite(t *testing.T, node *testbroker.Node) {
+func suite(t *testing.T, node *testbroker.Node, st topology.DelayedExchange) {
 	t.Helper()
 	topologytest.Run(t, topologytest.Config{
-		Strategy: topology.DelayedExchange{Prefix: testbroker.Queue(t)}, URL: node.URL(),
-		DeleteShared: true, Patience: rig.Patience,
+		Strategy: st, URL: node.URL(), DeleteShared: true, Patience: rig.Patience,
 	})
 }
 
@@ -75,19 +93,27 @@ func own(t *testing.T) string {
 	return "orders-" + strconv.Itoa(int(names.Add(1)))
 }
 
-// strategy has its own prefix, so that scenarios do not share an exchange.
-func strategy(t *testing.T) topology.DelayedExchange {
+// publish publishes a message to the queue, through the exchange of Via if the strategy has one.
+func publish(
+	t *testing.T, node *testbroker.Node, st topology.DelayedExchange, queue string,
+	msg amqp.Publishing,
+) {
 	t.Helper()
-	return topology.DelayedExchange{Prefix: own(t)}
+	by := ""
+	if st.Via != nil {
+		by = exchange
+		require.NoError(t, testbroker.Channel(t, node.URL()).QueueBind(queue, queue, by, false, nil))
+	}
+	rig.Publish(t, node.URL(), by, queue, msg)
 }
 
 // Given a handler that always fails, then each attempt comes no earlier than its delay and once,
 // and the dead letter has the attempts and nothing of the plugin.
-func attemptsComeOnTime(t *testing.T, node *testbroker.Node) {
+func attemptsComeOnTime(t *testing.T, node *testbroker.Node, st topology.DelayedExchange) {
 	var calls rig.Timeline
 	attempts := make(chan [2]string, 10)
 	s := rig.Start(t, rig.Config{
-		URL: node.URL(), Queue: own(t), Strategy: strategy(t),
+		URL: node.URL(), Queue: own(t), Strategy: st,
 		Policy: backoff.List{300 * time.Millisecond, time.Second, 2 * time.Second},
 		Handle: func(msg *message.Message) error {
 			n := middleware.Attempt(msg.Context())
@@ -95,7 +121,7 @@ func attemptsComeOnTime(t *testing.T, node *testbroker.Node) {
 			return calls.Fail(msg)
 		},
 	})
-	s.Send("again")
+	publish(t, node, st, s.Queue, rig.Message("again"))
 	dead := s.DeadLetter()
 	rig.RequireDead(t, dead, "exhausted", "4")
 	require.NotContains(t, dead.Headers, "x-delay")
@@ -124,34 +150,34 @@ func depth(t *testing.T, node *testbroker.Node, plan topology.Plan, suffix strin
 }
 
 // Given a message for each way in which a message can end, then each ends as with every strategy.
-func everyMessageEnds(t *testing.T, node *testbroker.Node) {
+func everyMessageEnds(t *testing.T, node *testbroker.Node, st topology.DelayedExchange) {
 	cfg, handled := rig.EveryWay(rig.Config{
-		URL: node.URL(), Queue: own(t), Strategy: strategy(t), Policy: backoff.List{time.Second},
+		URL: node.URL(), Queue: own(t), Strategy: st, Policy: backoff.List{time.Second},
 	})
 	rig.RequireEveryWay(t, rig.Start(t, cfg), handled, node.URL(), false)
 }
 
 // Given a policy that cannot list its delays, then a delay grows by no more than a twentieth.
-func betweenSteps(t *testing.T, node *testbroker.Node) {
+func betweenSteps(t *testing.T, node *testbroker.Node, st topology.DelayedExchange) {
 	var calls rig.Timeline
 	s := rig.Start(t, rig.Config{
-		URL: node.URL(), Queue: own(t), Strategy: strategy(t), UnknownPolicy: true,
+		URL: node.URL(), Queue: own(t), Strategy: st, UnknownPolicy: true,
 		Policy: rig.UnlistedDelays(1230*time.Millisecond, 2510*time.Millisecond), Handle: calls.Fail,
 	})
-	s.Send("again")
+	publish(t, node, st, s.Queue, rig.Message("again"))
 	_ = s.DeadLetter()
 	calls.RequireGaps(t, s.Plan, 1300*time.Millisecond, 2600*time.Millisecond)
 }
 
 // Given a queue that is deleted while its message waits, then the message is stranded when it is
 // due, with the name of its queue.
-func vanishedQueue(t *testing.T, node *testbroker.Node) {
+func vanishedQueue(t *testing.T, node *testbroker.Node, st topology.DelayedExchange) {
 	var calls rig.Timeline
 	s := rig.Start(t, rig.Config{
-		URL: node.URL(), Queue: own(t), Strategy: strategy(t),
+		URL: node.URL(), Queue: own(t), Strategy: st,
 		Policy: backoff.List{2 * time.Second}, Handle: calls.Fail,
 	})
-	s.Send("lonely")
+	publish(t, node, st, s.Queue, rig.Message("lonely"))
 	s.AwaitLine("Message will be retried")
 	s.Stop()
 	rig.DeleteQueue(t, node.URL(), s.Queue)
@@ -164,9 +190,8 @@ func vanishedQueue(t *testing.T, node *testbroker.Node) {
 
 // Given a delayed exchange that is deleted while messages wait, when the next message fails, then
 // the exchange is declared again. The message that waited is still delivered (F49).
-func vanishedExchange(t *testing.T, node *testbroker.Node) {
+func vanishedExchange(t *testing.T, node *testbroker.Node, st topology.DelayedExchange) {
 	handled := make(chan string, 10)
-	st := strategy(t)
 	s := rig.Start(t, rig.Config{
 		URL: node.URL(), Queue: own(t), Strategy: st,
 		Policy: backoff.List{3 * time.Second},
@@ -178,21 +203,22 @@ func vanishedExchange(t *testing.T, node *testbroker.Node) {
 			return rig.ErrFailed
 		},
 	})
-	s.Send("before")
+	publish(t, node, st, s.Queue, rig.Message("before"))
 	s.AwaitLine("Message will be retried")
 	ch := testbroker.Channel(t, node.URL())
-	require.NoError(t, ch.ExchangeDelete(st.Prefix+".delayed", false, false))
-	s.Send("after")
-	s.AwaitLine("was declared again", st.Prefix+".delayed")
+	delayed := s.Plan.WaitSteps[0].Exchange
+	require.NoError(t, ch.ExchangeDelete(delayed, false, false))
+	publish(t, node, st, s.Queue, rig.Message("after"))
+	s.AwaitLine("was declared again", delayed)
 	got := []string{rig.Await(t, handled), rig.Await(t, handled)}
 	require.ElementsMatch(t, []string{"before", "after"}, got)
 }
 
 // Given a message that is published with a delay, then it arrives when it is due, once.
-func delayedPublish(t *testing.T, node *testbroker.Node) {
+func delayedPublish(t *testing.T, node *testbroker.Node, st topology.DelayedExchange) {
 	var calls rig.Timeline
 	s := rig.Start(t, rig.Config{
-		URL: node.URL(), Queue: own(t), Strategy: strategy(t),
+		URL: node.URL(), Queue: own(t), Strategy: st,
 		Policy: backoff.List{time.Second}, Handle: calls.Succeed,
 	})
 	p := rig.NewPublisher(t, s.Client, node.URL())
@@ -206,13 +232,13 @@ func delayedPublish(t *testing.T, node *testbroker.Node) {
 
 // Given a message that comes by an exchange of the plugin with its own x-delay, when it fails,
 // then it waits for its delay and no longer.
-func ownDelay(t *testing.T, node *testbroker.Node) {
+func ownDelay(t *testing.T, node *testbroker.Node, st topology.DelayedExchange) {
 	var calls rig.Timeline
 	s := rig.Start(t, rig.Config{
-		URL: node.URL(), Queue: own(t), Strategy: strategy(t),
+		URL: node.URL(), Queue: own(t), Strategy: st,
 		Policy: backoff.List{time.Second}, Handle: calls.Fail,
 	})
-	s.Publish(amqp.Publishing{
+	publish(t, node, st, s.Queue, amqp.Publishing{
 		DeliveryMode: amqp.Persistent, Headers: amqp.Table{"x-delay": int64(60_000), "tenant": "t1"},
 	})
 	dead := s.DeadLetter()
@@ -222,9 +248,8 @@ func ownDelay(t *testing.T, node *testbroker.Node) {
 }
 
 // Given a user with the permissions of the plan, then it retries and dead-letters.
-func leastPermissions(t *testing.T, node *testbroker.Node) {
+func leastPermissions(t *testing.T, node *testbroker.Node, st topology.DelayedExchange) {
 	name := own(t)
-	st := topology.DelayedExchange{Prefix: name}
 	plan, err := topology.PlanFor(st, name, backoff.List{time.Second})
 	require.NoError(t, err)
 	p := plan.Permissions(true)
@@ -235,15 +260,14 @@ func leastPermissions(t *testing.T, node *testbroker.Node) {
 		URL: node.URLOf(name), AdminURL: node.URL(), Queue: name, Strategy: st,
 		Policy: backoff.List{time.Second}, Handle: rig.Fail,
 	})
-	rig.Publish(t, node.URL(), "", name, rig.Message("again"))
+	publish(t, node, st, name, rig.Message("again"))
 	rig.RequireDead(t, rig.Take(t, node.URL(), name+".dlq"), "exhausted", "2")
 	s.Stop()
 }
 
 // Given a plan that was imported as definitions, then a client that declares nothing uses it.
-func definitions(t *testing.T, node *testbroker.Node) {
+func definitions(t *testing.T, node *testbroker.Node, st topology.DelayedExchange) {
 	name := own(t)
-	st := topology.DelayedExchange{Prefix: name}
 	plan, err := topology.PlanFor(st, name, backoff.List{time.Second})
 	require.NoError(t, err)
 	file, err := plan.Definitions("/", topology.Queue{
@@ -256,21 +280,21 @@ func definitions(t *testing.T, node *testbroker.Node) {
 		ClientOptions: []topology.Option{topology.WithPreProvisioned()},
 		Policy:        backoff.List{time.Second}, Handle: rig.Fail,
 	})
-	s.Send("again")
+	publish(t, node, st, s.Queue, rig.Message("again"))
 	rig.RequireDead(t, s.DeadLetter(), "exhausted", "2")
 }
 
 // Given the plan on the broker, then Verify names the promises of the plugin, and for a quorum
 // queue that messages are lost in a restart.
-func verifyNamesIt(t *testing.T, node *testbroker.Node) {
+func verifyNamesIt(t *testing.T, node *testbroker.Node, st topology.DelayedExchange) {
 	for kind, want := range map[string][]string{
-		"classic": {"warning exposed exchange NAME.delayed"},
-		"quorum":  {"critical dropping queue NAME", "warning exposed exchange NAME.delayed"},
+		"classic": {"warning exposed exchange DELAYED"},
+		"quorum":  {"critical dropping queue NAME", "warning exposed exchange DELAYED"},
 	} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			name := own(t)
-			st := topology.DelayedExchange{Prefix: name}
+			name, st := own(t), st
+			st.Prefix = name
 			s := rig.Start(t, rig.Config{
 				URL: node.URL(), Queue: name, Strategy: st, Handle: rig.Succeed,
 				Policy: backoff.List{time.Second},
@@ -286,19 +310,55 @@ func verifyNamesIt(t *testing.T, node *testbroker.Node) {
 			logs := s.Logs.Saying("wait in a delayed-message exchange are lost")
 			require.Len(t, logs, map[string]int{"classic": 0, "quorum": 1}[kind])
 			found := rig.BlindFindings(t, rig.OpenOperator(t, node.URL()), s.Plan)
-			require.Equal(t, strings.ReplaceAll(strings.Join(want, "\n"), "NAME", name),
-				strings.Join(found, "\n"))
+			names := strings.NewReplacer("NAME", name, "DELAYED", s.Plan.WaitSteps[0].Exchange)
+			require.Equal(t, names.Replace(strings.Join(want, "\n")), strings.Join(found, "\n"))
 		})
+	}
+}
+
+// Given two siblings on the exchange that fail everything, then each sees each retry of the other
+// as a new message, without the delay that the other has asked for.
+func siblings(t *testing.T, node *testbroker.Node, st topology.DelayedExchange) {
+	key := own(t)
+	var calls [2]rig.Timeline
+	var services []*rig.Service
+	for i := range calls {
+		s := rig.Start(t, rig.Config{
+			URL: node.URL(), Queue: own(t), Strategy: st,
+			Policy: backoff.List{200 * time.Millisecond, time.Second},
+			Handle: func(msg *message.Message) error {
+				assert.NotContains(t, msg.Metadata, "x-delay")
+				return calls[i].Fail(msg)
+			},
+		})
+		ch := testbroker.Channel(t, node.URL())
+		require.NoError(t, ch.QueueBind(s.Queue, key, exchange, false, nil))
+		services = append(services, s)
+	}
+	rig.Publish(t, node.URL(), exchange, key, rig.Message("again"))
+	for i, s := range services {
+		for range 3 { // the message, and two copies of the sibling's retries
+			dead := s.DeadLetter()
+			rig.RequireDead(t, dead, "exhausted", "3")
+			require.Equal(t, exchange, dead.Headers[header.OriginExchange])
+			require.Equal(t, key, dead.Headers[header.OriginRoutingKey])
+			require.NotContains(t, dead.Headers, "x-delay")
+		}
+		require.Equal(t, 9, calls[i].Count())
+	}
+	for _, s := range services {
+		s.RequireNothingLeft(0)
+		require.Zero(t, depth(t, node, s.Plan, "stranded"))
 	}
 }
 
 // Given messages that wait before a classic queue, when the node restarts in order, then all come,
 // those whose wait ended meanwhile at once, and none early.
-func restart(t *testing.T, node *testbroker.Node) {
+func restart(t *testing.T, node *testbroker.Node, st topology.DelayedExchange) {
 	var calls rig.Timeline
 	first := make(chan string, 4)
 	s := rig.Start(t, rig.Config{
-		URL: node.URL(), Queue: own(t), Strategy: strategy(t), Configure: classicQueue,
+		URL: node.URL(), Queue: own(t), Strategy: st, Configure: classicQueue,
 		Policy: backoff.List{2 * time.Second, 20 * time.Second},
 		Handle: func(msg *message.Message) error {
 			if middleware.Attempt(msg.Context()) == 1 {
@@ -307,7 +367,7 @@ func restart(t *testing.T, node *testbroker.Node) {
 			return calls.Fail(msg)
 		},
 	})
-	s.Send("patient")
+	publish(t, node, st, s.Queue, rig.Message("patient"))
 	require.Equal(t, "patient", rig.Await(t, first))
 	s.AwaitLine("Message will be retried")
 	due := time.Now().Add(2 * time.Second)
