@@ -87,9 +87,17 @@ func (o *Operator) Waiting(
 		})
 	}
 	if err != nil {
-		return found, fmt.Errorf("messages that wait for queue %q: %w", plan.Queue, err)
+		return found, fmt.Errorf("messages that wait%s: %w", forQueue(plan), err)
 	}
 	return found, nil
+}
+
+// forQueue names the queue of a plan, if it has one.
+func forQueue(plan topology.Plan) string {
+	if plan.Queue == "" {
+		return ""
+	}
+	return fmt.Sprintf(" for queue %q", plan.Queue)
 }
 
 // eachWaitQueue calls f for each wait queue of a plan. It returns the first error, and names all
