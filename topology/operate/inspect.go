@@ -117,7 +117,7 @@ var errEmptyPlan = errors.New("the plan is empty: use topology.PlanFor")
 func (r *Report) count(
 	ctx context.Context, conn *link.Conn, m *audit.Manager, plan topology.Plan,
 ) error {
-	for _, member := range audited(plan).Members() {
+	for _, member := range plan.Audited().Members() {
 		q := QueueReport{
 			Name: member.Name, Role: Role(member.Role), Delay: member.Delay,
 			Ready: unknown, Consumers: unknown, Total: unknown, Held: unknown,
@@ -148,22 +148,6 @@ func managementCount(n *int) Count {
 		return unknown
 	}
 	return Count{N: *n, Source: SourceManagement}
-}
-
-// audited is the part of a plan that arguments and policies can spoil.
-func audited(p topology.Plan) audit.Plan {
-	a := audit.Plan{
-		Queue: p.Queue, DeadExchange: p.Dead.Exchange, DeadKey: p.Dead.RoutingKey,
-		RejectMin: p.RejectMin, RejectMax: p.RejectMax, Line: p.Line,
-	}
-	for _, q := range p.Queues {
-		a.Queues = append(a.Queues, audit.Queue(q))
-	}
-	for _, e := range p.Exchanges {
-		a.Exchanges = append(a.Exchanges,
-			audit.Exchange{Name: e.Name, Kind: e.Kind, Arguments: e.Arguments})
-	}
-	return a
 }
 
 // String returns the report as a table that names the source of each count. Characters that are

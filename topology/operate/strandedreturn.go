@@ -76,13 +76,9 @@ func (o *Operator) ReturnStranded(
 	}}
 	r.act, r.replay.unroutable = r.one, r.unroutable
 	var err error
-	switch {
-	case r.To == queue:
+	if r.To == queue {
 		err = fmt.Errorf("%w: the messages are in queue %q already", ErrInvalidOptions, queue)
-	case r.Limit < 0 || r.Rate < 0:
-		err = fmt.Errorf("%w: limit %d, rate %g: neither can be negative",
-			ErrInvalidOptions, r.Limit, r.Rate)
-	default:
+	} else if err = r.check(); err == nil {
 		err = o.withCauses(ctx, func(c *causes) error {
 			r.causes = c
 			return r.run(ctx)
@@ -107,7 +103,7 @@ func (r *returning) one(
 ) (moved bool, err error) {
 	r.begin(t)
 	l := newStranded(d, t.Seen())
-	if !r.Filter.Matches(l) {
+	if !r.chooses(l) {
 		return false, nil
 	}
 	r.count(func(p *Progress) { p.Chosen++ })

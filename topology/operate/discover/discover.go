@@ -1,6 +1,7 @@
 package discover
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -52,6 +53,30 @@ func (v Vhost) Main(queue string) (Main, bool) {
 		return Main{}, false
 	}
 	return v.Mains[i], true
+}
+
+// Waits returns a plan that has all wait queues, each once and by delay, also those whose queue is
+// gone. With it operate.Operator.Waiting returns all messages that wait in the vhost, each with the
+// queue that it waits for.
+func (v Vhost) Waits() (all topology.Plan) {
+	seen := map[string]bool{}
+	add := func(q topology.Queue) {
+		if q.Delay > 0 && !seen[q.Name] {
+			seen[q.Name], all.Queues = true, append(all.Queues, q)
+		}
+	}
+	for _, m := range v.Mains {
+		for _, q := range m.Plan.Queues {
+			add(q)
+		}
+	}
+	for _, o := range v.Orphans {
+		add(topology.Queue{Name: o.Name, Delay: o.Delay})
+	}
+	slices.SortStableFunc(all.Queues, func(a, b topology.Queue) int {
+		return cmp.Compare(a.Delay, b.Delay)
+	})
+	return all
 }
 
 // Queue is a queue with its counts, which are seconds old. A count that the broker has not made yet

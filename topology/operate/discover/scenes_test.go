@@ -240,6 +240,15 @@ func orphans(p place) {
 		require.Contains(p.t, found[fmt.Sprint("millpond.level.", level)], "millpond.level.return")
 	}
 	require.Len(p.t, found, 8)
+	msg := rig.Message("waits for a queue that is gone")
+	msg.Headers = amqp.Table{header.Queue: "own"}
+	rig.Publish(p.t, p.url, "", "own.wait.1m", msg)
+	o := rig.OpenOperator(p.t, p.url, operate.WithManagement(p.api))
+	rig.WaitFor(p.t, "the message in the list", func() bool {
+		waiting, err := o.Waiting(p.t.Context(), v.Waits(), operate.Filter{})
+		require.NoError(p.t, err)
+		return len(waiting) == 1 && waiting[0].Queue == "own" && waiting[0].Delay == time.Minute
+	})
 	var left []string
 	for _, q := range v.Unclaimed {
 		left = append(left, q.Name)
