@@ -13,6 +13,7 @@ import (
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/excerpt"
 	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/internal/policies"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -131,7 +132,7 @@ func (o *Operator) Count(
 var errEmptyPlan = errors.New("the plan is empty: use topology.PlanFor")
 
 func (r *Report) count(
-	ctx context.Context, conn *link.Conn, m *audit.Manager, plan topology.Plan,
+	ctx context.Context, conn *link.Conn, m *policies.Manager, plan topology.Plan,
 ) error {
 	members := plan.Audited().Members()
 	var names []string

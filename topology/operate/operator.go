@@ -17,6 +17,7 @@ import (
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/management"
+	"github.com/millpond-go/millpond/internal/policies"
 	"github.com/millpond-go/millpond/internal/publisher"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
@@ -314,8 +315,8 @@ func (o *Operator) call(ctx context.Context, f func(context.Context, *link.Conn)
 }
 
 // manager returns nil where no management API is configured.
-func (o *Operator) manager(ctx context.Context) *audit.Manager {
-	return audit.NewManager(ctx, o.opts.management, o.vhost, o.Cluster(), o.tls())
+func (o *Operator) manager(ctx context.Context) *policies.Manager {
+	return policies.NewManager(ctx, o.opts.management, o.vhost, o.Cluster(), o.tls())
 }
 
 // tls is the configuration of AMQP, which https has, too.

@@ -22,6 +22,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/management"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -183,7 +184,8 @@ func (g *governed) declare(name, queue string, strategy topology.Strategy) *gove
 	defer cancel()
 	observer := middleware.ObserverFunc(s.observe)
 	s.client = rig.Connect(t, func() (*topology.Client, error) {
-		return topology.Open(ctx, cfg.Connection, strategy, topology.WithManagement(g.broker.api),
+		return topology.Open(ctx, cfg.Connection, strategy,
+			topology.WithManagement(management.At(g.broker.api)),
 			topology.WithLogger(s.logs), topology.WithObserver(observer))
 	})
 	t.Cleanup(func() { require.NoError(t, s.client.Close()) })

@@ -17,6 +17,7 @@ import (
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/fleet"
 	"github.com/millpond-go/millpond/internal/management"
+	"github.com/millpond-go/millpond/internal/policies"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -28,7 +29,7 @@ type seen struct {
 	exchanges map[string]management.Exchange
 	// from and into have the bindings of the exchanges that matter, by exchange and by queue.
 	from, into map[string][]topology.Binding
-	policies   *audit.Policies
+	policies   *policies.Set
 	unclear    []Unclear
 	brakes     []string
 }
@@ -74,7 +75,7 @@ func look(ctx context.Context, api *management.API, vhost string) (*seen, error)
 	if err := s.follow(ctx, api, waits); err != nil {
 		return nil, err
 	}
-	if s.policies, err = audit.ReadPolicies(ctx, api, vhost); err != nil {
+	if s.policies, err = policies.Read(ctx, api, vhost); err != nil {
 		s.unseen("policies", err)
 	}
 	return s, ctx.Err()

@@ -1,4 +1,8 @@
-package audit
+// Package policies judges the policies of a broker, and asks the management API for them and for
+// queues: which messages of a plan do policies delete, misdirect or delay? It plugs into package
+// audit, so that a program which names no management API links neither. It changes nothing on the
+// broker.
+package policies
 
 import (
 	"cmp"
@@ -10,13 +14,14 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/management"
 )
 
-// Policies are the policies of a vhost, as they are now. They are matched here, because the
+// Set has the policies of a vhost, as they are now. They are matched here, because the
 // management API shows the policies of one queue up to ten seconds late, and shows none for a queue
 // that is younger (F35).
-type Policies struct {
+type Set struct {
 	User, Operator []management.Policy
 }
 
@@ -54,12 +59,12 @@ const (
 // Of returns the policies that apply to a queue, which need not exist. At most one policy and one
 // operator policy do: those with the highest priority that match. Of several with that priority the
 // broker chooses one, and Of returns all of them.
-func (p *Policies) Of(queue, kind string) Applied {
+func (p *Set) Of(queue, kind string) Applied {
 	return p.applied(queue, func(c management.Policy) reach { return fitsQueue(c, kind) })
 }
 
 // ofExchange is Of for an exchange.
-func (p *Policies) ofExchange(exchange string) Applied {
+func (p *Set) ofExchange(exchange string) Applied {
 	return p.applied(exchange, func(c management.Policy) reach {
 		if c.ApplyTo == "all" || c.ApplyTo == "exchanges" {
 			return applies
@@ -76,7 +81,7 @@ func fitsQueue(p management.Policy, kind string) reach {
 	case "classic_queues", "quorum_queues":
 		only = strings.TrimSuffix(p.ApplyTo, "_queues")
 	case "streams":
-		only = Stream
+		only = audit.Stream
 	case "exchanges":
 		return appliesNot
 	}
@@ -97,7 +102,7 @@ func fitsQueue(p management.Policy, kind string) reach {
 	return found
 }
 
-func (p *Policies) applied(name string, fits func(management.Policy) reach) Applied {
+func (p *Set) applied(name string, fits func(management.Policy) reach) Applied {
 	var a Applied
 	for _, group := range []struct {
 		list     []management.Policy
@@ -213,8 +218,8 @@ func (a *Applied) Definition() map[string]any {
 	merged := map[string]any{}
 	for _, r := range a.Rules {
 		before, set := merged[r.Key]
-		n, isNumber := WholeNumber(r.Value)
-		was, wasNumber := WholeNumber(before)
+		n, isNumber := audit.WholeNumber(r.Value)
+		was, wasNumber := audit.WholeNumber(before)
 		if set && isNumber && wasNumber && (n < 0 || was >= 0 && was < n) {
 			continue
 		}

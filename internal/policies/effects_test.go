@@ -1,4 +1,4 @@
-package audit_test
+package policies_test
 
 import (
 	"encoding/json"
@@ -16,8 +16,15 @@ import (
 
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/management"
+	"github.com/millpond-go/millpond/internal/policies"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/topology"
+)
+
+var (
+	old    = audit.Version{Major: 3, Minor: 10}
+	four   = audit.Version{Major: 4}
+	latest = audit.Version{Major: 4, Minor: 3}
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -33,7 +40,7 @@ func policy(name, applyTo string, priority int, definition string) management.Po
 	}
 }
 
-func user(list ...management.Policy) *audit.Policies { return &audit.Policies{User: list} }
+func user(list ...management.Policy) *policies.Set { return &policies.Set{User: list} }
 
 // planOf is the plan of queue "orders", without the wait queue for messages that are set aside.
 func planOf(t *testing.T, strategy topology.Strategy, delay time.Duration) audit.Plan {
@@ -118,7 +125,7 @@ func TestEveryPolicyIsNamedByItsEffect(t *testing.T) {
 		`{"max-length":10,"overflow":"reject-publish"}`,
 		`{"message-ttl":2000,"dead-letter-exchange":"events"}`, `{"later-key":"x\u001b[31m"}`,
 	}
-	for _, key := range audit.PolicyKeys {
+	for _, key := range policies.PolicyKeys {
 		value, harmful := sampleValues[key]
 		if !harmful {
 			value = `"any"`
@@ -127,9 +134,9 @@ func TestEveryPolicyIsNamedByItsEffect(t *testing.T) {
 	}
 	var out strings.Builder
 	said := map[string]bool{}
-	judge := func(list *audit.Policies, plan audit.Plan, main amqp.Table, version audit.Version) {
+	judge := func(list *policies.Set, plan audit.Plan, main amqp.Table, version audit.Version) {
 		kind, _ := main["x-queue-type"].(string)
-		known := map[string]audit.Known{"orders": {Kind: kind, Arguments: main}}
+		known := map[string]policies.Known{"orders": {Kind: kind, Arguments: main}}
 		findings, unreadable := list.Judge(plan, known, version, "shop")
 		require.Empty(t, unreadable)
 		for _, f := range findings {
@@ -156,7 +163,7 @@ func TestEveryPolicyIsNamedByItsEffect(t *testing.T) {
 				judge(user(policy("admin's", "all", 3, definition)), plan, main, version)
 				if strings.HasSuffix(definition, `:10}`) { // the other texts differ in their end alone
 					ops := []management.Policy{policy("ops", "queues", 0, definition)}
-					judge(&audit.Policies{Operator: ops}, plan, main, version)
+					judge(&policies.Set{Operator: ops}, plan, main, version)
 				}
 			}
 		}
@@ -239,7 +246,7 @@ func TestPolicyKeysThatHarm(t *testing.T) {
 			var got []string
 			for _, f := range findings {
 				role := roles[f.Name]
-				if f.Severity == audit.Critical {
+				if f.Severity == policies.Critical {
 					role += "!"
 				}
 				got = append(got, role)
@@ -258,7 +265,7 @@ func TestAnyCommandExemptsAQueueFromAllHarm(t *testing.T) {
 	tied := `{"max-length-bytes":1000,"max-length":20,"queue-leader-locator":"client-local"}`
 	for name, c := range map[string]struct {
 		strategy topology.Strategy
-		list     *audit.Policies
+		list     *policies.Set
 		version  audit.Version
 		want     string // for the queue "orders"
 		unknown  bool   // the type of the queue is not known
@@ -288,13 +295,13 @@ func TestAnyCommandExemptsAQueueFromAllHarm(t *testing.T) {
 			t.Parallel()
 			plan := planOf(t, c.strategy, time.Hour)
 			kind, _ := plan.Queues[0].Arguments["x-queue-type"].(string)
-			known := map[string]audit.Known{"orders": {Kind: kind}}
+			known := map[string]policies.Known{"orders": {Kind: kind}}
 			if c.unknown {
 				delete(known, "orders")
 			}
-			judge := func(list *audit.Policies) []audit.Finding {
+			judge := func(list *policies.Set) []policies.Finding {
 				findings, _ := list.Judge(plan, known, c.version, "/")
-				return slices.DeleteFunc(findings, func(f audit.Finding) bool {
+				return slices.DeleteFunc(findings, func(f policies.Finding) bool {
 					return strings.Contains(f.Text, "does not know")
 				})
 			}
@@ -336,14 +343,14 @@ func TestArgumentsThatGoBeforeAPolicy(t *testing.T) {
 		"x-max-length": int64(5), "x-overflow": "reject-publish", "x-message-ttl": int64(1000),
 	}}
 	plan := planOf(t, topology.PerQueue{Dead: own}, time.Second)
-	for definition, want := range map[string]audit.Severity{
+	for definition, want := range map[string]policies.Severity{
 		`{"message-ttl":2000,"max-length":6}`: "",
-		`{"message-ttl":999}`:                 audit.Critical,
-		`{"max-length":4}`:                    audit.Warning,  // it refuses
-		`{"overflow":"drop-head"}`:            audit.Critical, // the policy goes first on a quorum queue
+		`{"message-ttl":999}`:                 policies.Critical,
+		`{"max-length":4}`:                    policies.Warning,  // it refuses
+		`{"overflow":"drop-head"}`:            policies.Critical, // goes first on a quorum queue
 	} {
 		findings, _ := user(policy("p", "queues", 0, definition)).Judge(plan, nil, four, "/")
-		var found []audit.Severity
+		var found []policies.Severity
 		for _, f := range findings {
 			if f.Name == plan.DeadKey {
 				found = append(found, f.Severity)
@@ -368,9 +375,9 @@ func TestRoutingKeyOfAPolicyIsCriticalWhereItApplies(t *testing.T) {
 	plan.Queues = wait(topology.Route{Exchange: "back"})
 	findings, _ := list.Judge(plan, nil, four, "/")
 	require.Len(t, findings, 2)
-	require.Equal(t, audit.Critical, findings[0].Severity)
+	require.Equal(t, policies.Critical, findings[0].Severity)
 	require.Contains(t, findings[0].Text, `leave with the routing key "sink"`)
-	require.Equal(t, audit.Warning, findings[1].Severity, "the dead-letter target is the user's")
+	require.Equal(t, policies.Warning, findings[1].Severity, "the dead-letter target is the user's")
 	plan.Queues = wait(topology.Route{Exchange: "back", RoutingKey: "orders"})
 	findings, _ = list.Judge(plan, nil, four, "/")
 	require.Len(t, findings, 1)
@@ -389,7 +396,7 @@ func TestAlternateExchangeOfAPolicyIsCritical(t *testing.T) {
 	findings, _ := list.Judge(plan, nil, four, "/")
 	var names []string
 	for _, f := range findings {
-		require.Equal(t, audit.Critical, f.Severity)
+		require.Equal(t, policies.Critical, f.Severity)
 		require.Contains(t, f.Text, "--apply-to exchanges")
 		names = append(names, f.Name)
 	}

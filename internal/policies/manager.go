@@ -1,4 +1,4 @@
-package audit
+package policies
 
 import (
 	"context"
@@ -7,6 +7,9 @@ import (
 	"fmt"
 	"time"
 
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/management"
 )
 
@@ -20,7 +23,7 @@ type Manager struct {
 	api   *management.API
 	vhost string
 	ctx   context.Context
-	seen  *Policies
+	seen  *Set
 	// Err says why nothing more was asked, PolicyErr why the policies cannot be seen.
 	Err, PolicyErr error
 	// Unseen says what else could not be seen, where the rest was.
@@ -114,7 +117,7 @@ func (m *Manager) Nodes() (list []management.Node, ok bool) {
 }
 
 // Policies returns all policies of the vhost, nil where they cannot be seen; see WhyNoPolicies.
-func (m *Manager) Policies() *Policies {
+func (m *Manager) Policies() *Set {
 	switch {
 	case m == nil || m.Err != nil || m.PolicyErr != nil:
 		return nil
@@ -122,7 +125,7 @@ func (m *Manager) Policies() *Policies {
 		return m.seen
 	}
 	err := m.ask(func(ctx context.Context) (err error) {
-		m.seen, err = ReadPolicies(ctx, m.api, m.vhost)
+		m.seen, err = Read(ctx, m.api, m.vhost)
 		if errors.Is(err, management.ErrNotFound) { // as 4.3 answers (F39)
 			const way = "the user needs permissions in vhost %q, of which ^$ is enough"
 			err = fmt.Errorf("%w: "+way, err, m.vhost)
@@ -136,8 +139,51 @@ func (m *Manager) Policies() *Policies {
 	return m.seen
 }
 
-// ReadPolicies reads all policies of a vhost; nil with an error.
-func ReadPolicies(ctx context.Context, api *management.API, vhost string) (*Policies, error) {
+// Declared implements audit.Manager.
+func (m *Manager) Declared(queue string, version audit.Version) *audit.Facts {
+	info, ok := m.Queue(queue)
+	if !ok {
+		return nil
+	}
+	return &audit.Facts{
+		Kind: info.Type, Arguments: amqp.Table(info.Arguments), Known: true,
+		Transient: !info.Durable || info.AutoDelete || info.Exclusive, Version: version,
+	}
+}
+
+// Rule implements audit.Manager.
+func (m *Manager) Rule(f *audit.Facts, queue string) {
+	if list := m.Policies(); list != nil {
+		if applied := list.Of(queue, f.Kind); len(applied.Unreadable) == 0 {
+			f.Policy, f.Operator = applied.Definition(), applied.Operator
+			_, ruled := f.Policy[audit.LimitKey]
+			f.LimitInDoubt = ruled && !applied.Surely(audit.LimitKey)
+		}
+	}
+	f.PolicyPending = m != nil && f.Policy == nil
+}
+
+// Harm implements audit.Manager.
+func (m *Manager) Harm(plan audit.Plan, f *audit.Facts) (harm []audit.Harm, seen bool) {
+	list := m.Policies()
+	if list == nil {
+		return nil, false
+	}
+	known := map[string]Known{}
+	if f.Kind != "" {
+		known[plan.Queue] = Known{Kind: f.Kind, Arguments: f.Arguments}
+	}
+	findings, _ := list.Judge(plan, known, f.Version, m.vhost)
+	for _, found := range findings {
+		if found.Severity == Critical {
+			harm = append(harm, audit.Harm{Text: found.String(), Group: found.Group})
+		}
+	}
+	return harm, true
+}
+
+// Read reads all policies of a vhost; nil with an error.
+func Read(ctx context.Context, api *management.API, vhost string) (*Set, error) {
 	users, err := api.Policies(ctx, vhost)
 	if err != nil {
 		return nil, err
@@ -146,7 +192,7 @@ func ReadPolicies(ctx context.Context, api *management.API, vhost string) (*Poli
 	if err != nil {
 		return nil, err
 	}
-	return &Policies{User: users, Operator: operators}, nil
+	return &Set{User: users, Operator: operators}, nil
 }
 
 // WhyNoPolicies says why Policies returns nil on a Manager that is not nil.
