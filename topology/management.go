@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 
-	amqp "github.com/rabbitmq/amqp091-go"
-
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/nils"
 )
@@ -45,11 +43,6 @@ func (c *Client) manager(ctx context.Context) audit.Manager {
 	}
 	vhost, _ := c.linkCfg.Vhost() // parsed before
 	return c.opts.management.Ask(ctx, vhost, c.linkCfg.Cluster.Name(), config)
-}
-
-// checkArguments refuses the arguments of a configuration under which messages vanish.
-func (c *Client) checkArguments(args amqp.Table) error {
-	return audit.RefuseArguments(args, c.opts.management != nil)
 }
 
 // Audited returns the part of the plan that arguments and policies can spoil, for package operate.

@@ -46,7 +46,7 @@ func Line(severity, kind, name, text string) string {
 // whose pattern cannot be read. known are the queues that exist, as the broker describes them; the
 // other queues are taken to be as the plan declares them.
 func (p *Set) Judge(
-	plan audit.Plan, known map[string]Known, version audit.Version, vhost string,
+	plan audit.Plan, known map[string]audit.Facts, version audit.Version, vhost string,
 ) (findings []Finding, unreadable []string) {
 	strange := map[string]bool{} // policies with a key that is not known
 	for _, s := range subjects(plan, known, version) {
@@ -176,9 +176,6 @@ func setPolicy(
 
 // valueText writes the value of a policy's key.
 func valueText(value any) string {
-	text, err := json.Marshal(value)
-	if err != nil {
-		return fmt.Sprintf("%q", fmt.Sprint(value))
-	}
+	text, _ := json.Marshal(value) // never fails: it came as JSON
 	return string(text)
 }

@@ -148,8 +148,12 @@ func (p *Set) applied(name string, fits func(management.Policy) reach) Applied {
 // which many policies begin with.
 func matchesName(pattern, name string) (bool, error) {
 	for strings.HasPrefix(pattern, "^(?!") || strings.HasPrefix(pattern, "^(?=") {
-		end := closing(pattern[1:])
-		if end < 0 || hasAlternatives(pattern[1+end:]) {
+		end := place(pattern[1:], ')')
+		if end < 0 {
+			break
+		}
+		rest := pattern[1+end:]
+		if place(rest, '|') >= 0 || strings.Contains(rest, "[") && strings.Contains(rest, "|") {
 			break
 		}
 		ahead, err := regexp.Compile("^(?:" + pattern[len("^(?!"):end] + ")")
@@ -168,48 +172,27 @@ func matchesName(pattern, name string) (bool, error) {
 	return compiled.MatchString(name), nil
 }
 
-// closing returns the end of the group that a pattern begins with, behind its parenthesis; -1 where
-// a character class may hold parentheses.
-func closing(pattern string) int {
+// place returns the index behind the first end that is outside of all groups, or that closes one; -1
+// if there is none, or if a character class before it may hold parentheses.
+func place(pattern string, end byte) int {
 	depth := 0
 	for i := 0; i < len(pattern); i++ {
 		switch pattern[i] {
 		case '\\':
 			i++
+			continue
 		case '[':
 			return -1
 		case '(':
 			depth++
 		case ')':
-			if depth--; depth == 0 {
-				return i + 1
-			}
+			depth--
+		}
+		if depth == 0 && pattern[i] == end {
+			return i + 1
 		}
 	}
 	return -1
-}
-
-// hasAlternatives reports whether a pattern may have a | outside of its groups.
-func hasAlternatives(pattern string) bool {
-	if strings.Contains(pattern, "[") { // a class may hold parentheses
-		return strings.Contains(pattern, "|")
-	}
-	depth := 0
-	for i := 0; i < len(pattern); i++ {
-		switch pattern[i] {
-		case '\\':
-			i++
-		case '(':
-			depth++
-		case ')':
-			depth--
-		case '|':
-			if depth == 0 {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // Definition merges the rules as the broker does: of two numbers the smaller, where a negative one
@@ -231,17 +214,14 @@ func (a *Applied) Definition() map[string]any {
 // Surely reports whether a policy that applies for certain sets a key. Of several with the same
 // priority the broker chooses one, so that all of them must set it.
 func (a *Applied) Surely(key string) bool {
-	sets := map[bool]map[string]bool{false: {}, true: {}} // by operator, then by name
-	for _, r := range a.Rules {
-		of := sets[r.Operator]
-		of[r.Policy.Name] = of[r.Policy.Name] || r.Key == key && r.certain
-	}
-	for _, of := range sets {
-		all := len(of) > 0
-		for _, set := range of {
-			all = all && set
+	for _, operator := range []bool{false, true} {
+		sets := map[string]bool{} // by the name of the policy
+		for _, r := range a.Rules {
+			if r.Operator == operator {
+				sets[r.Policy.Name] = sets[r.Policy.Name] || r.Key == key && r.certain
+			}
 		}
-		if all {
+		if len(sets) > 0 && !slices.Contains(slices.Collect(maps.Values(sets)), false) {
 			return true
 		}
 	}

@@ -8,12 +8,6 @@ import (
 	"github.com/millpond-go/millpond/internal/audit"
 )
 
-// Known is the type and the arguments of a queue that exists.
-type Known struct {
-	Kind      string
-	Arguments map[string]any
-}
-
 // subject is one queue or exchange of a plan, as policies find it.
 type subject struct {
 	kind, name string     // kind is "queue" or "exchange"
@@ -30,7 +24,7 @@ type subject struct {
 
 // subjects returns the queues and exchanges of the plan that policies may change, also before
 // they exist.
-func subjects(p audit.Plan, known map[string]Known, version audit.Version) []*subject {
+func subjects(p audit.Plan, known map[string]audit.Facts, version audit.Version) []*subject {
 	var list []*subject
 	for _, q := range p.Members() {
 		kind, _ := q.Arguments["x-queue-type"].(string)

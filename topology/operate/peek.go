@@ -219,7 +219,7 @@ func (r *reader) ask(ctx context.Context) (*audit.Facts, *ruled, error) {
 	case m == nil:
 		return f, &ruled{err: errors.New("AMQP does not show them: " + nameManagement)}, nil
 	}
-	return f, &ruled{err: m.WhyNoPolicies()}, nil
+	return f, &ruled{err: errors.Join(m.Err, m.PolicyErr)}, nil
 }
 
 // unsafe says why looking at a message may delete it; nil where the delivery limit of the queue is

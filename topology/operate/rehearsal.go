@@ -12,7 +12,6 @@ import (
 
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/link"
-	"github.com/millpond-go/millpond/internal/policies"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -118,7 +117,7 @@ func (h *Rehearsal) inspect(
 ) error {
 	v := &verifier{
 		operator: o, plan: plan, audited: plan.Audited(),
-		known: map[string]policies.Known{}, replicas: map[string][]string{},
+		known: map[string]audit.Facts{}, replicas: map[string][]string{},
 	}
 	if err := v.verify(ctx, conn); err != nil {
 		return err

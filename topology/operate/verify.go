@@ -92,7 +92,7 @@ const (
 func (o *Operator) Verify(ctx context.Context, plan topology.Plan) ([]Finding, error) {
 	v := &verifier{
 		operator: o, plan: plan, audited: plan.Audited(),
-		known: map[string]policies.Known{}, replicas: map[string][]string{},
+		known: map[string]audit.Facts{}, replicas: map[string][]string{},
 	}
 	err := topology.ValidatePlan(plan)
 	if err == nil {
@@ -114,7 +114,7 @@ type verifier struct {
 	manager  *policies.Manager
 	version  audit.Version
 	findings []Finding
-	known    map[string]policies.Known
+	known    map[string]audit.Facts
 	replicas map[string][]string // the nodes of each queue
 
 	mainMissing bool // which explains the messages that wait queues hold
@@ -408,7 +408,7 @@ func (v *verifier) main(name string) error {
 			"use another strategy, or a classic queue")
 	}
 	if f.Kind != "" {
-		v.known[name] = policies.Known{Kind: f.Kind, Arguments: f.Arguments}
+		v.known[name] = *f
 	}
 	hold := audit.HoldFor(f.ConsumerTimeout(0, nil), v.operator.opts.confirmTimeout)
 	if d := f.Drops(v.audited, v.operator.vhost, hold); d != nil {

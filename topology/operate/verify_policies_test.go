@@ -65,7 +65,7 @@ func applies(t testing.TB, key, kind string) (applied, certain bool) {
 	}
 	list := &policies.Set{User: []management.Policy{of("high", key, 1), of("low", "expires", 0)}}
 	plan := audit.Plan{Queue: "orders"}
-	known := map[string]policies.Known{"orders": {Kind: kind}}
+	known := map[string]audit.Facts{"orders": {Kind: kind}}
 	findings, _ := list.Judge(plan, known, audit.Version{}, "/")
 	for _, f := range findings {
 		require.NotContains(t, f.Text, "does not know", key)
