@@ -63,6 +63,7 @@ func TestBasicLinksNoRoom(t *testing.T) {
 	require.Contains(t, linked, module+"/internal/consumer")
 	for _, room := range []string{
 		"/middleware/budget", "/middleware/outage", "/internal/brake", "/internal/fleet",
+		"/internal/inorder", "/internal/native", "/internal/management", "/internal/policies",
 	} {
 		require.NotContains(t, linked, module+room)
 	}
