@@ -80,7 +80,7 @@ func beKilled(words []string) error {
 	}
 	switch command {
 	case "return":
-		_, err = o.ReturnStranded(ctx, plan.Dead.RoutingKey, operate.ReturnOptions{Progress: progress})
+		_, err = o.ReturnStranded(ctx, plan.Dead.RoutingKey, operate.ReplayOptions{Progress: progress})
 	case "discard stranded":
 		_, err = o.DiscardStranded(ctx, plan.Dead.RoutingKey,
 			operate.DiscardOptions{Progress: progress, Before: keepIn})
@@ -229,7 +229,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 						case "edit":
 							_, err = b.Replay(t.Context(), b.plan, operate.ReplayOptions{Edit: repair})
 						case "return":
-							_, err = b.ReturnStranded(t.Context(), b.dead, operate.ReturnOptions{})
+							_, err = b.ReturnStranded(t.Context(), b.dead, operate.ReplayOptions{})
 						}
 						require.NoError(t, err)
 						for _, queue := range queues {
