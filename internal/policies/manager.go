@@ -53,10 +53,10 @@ func (m *Manager) ask(f func(ctx context.Context) error) error {
 	return nil
 }
 
-// answer asks a question; ok is false where the object does not exist or cannot be seen. A question
-// with a text may be refused to the user though all else is answered: its error goes to Unseen.
+// answer asks for one object. Where refused is not empty, the user may be refused it though all else
+// is answered: then an error goes to Unseen, with that text before it.
 func answer[T any](
-	m *Manager, text string, f func(ctx context.Context) (T, error),
+	m *Manager, refused string, f func(ctx context.Context) (T, error),
 ) (found T, ok bool) {
 	if m == nil || m.Err != nil {
 		return found, false
@@ -66,15 +66,16 @@ func answer[T any](
 		return err
 	})
 	switch {
-	case err != nil && text != "":
-		m.Unseen = append(m.Unseen, fmt.Errorf("%s: %w", text, err))
-	case err != nil && !errors.Is(err, management.ErrNotFound):
+	case err == nil:
+	case refused != "":
+		m.Unseen = append(m.Unseen, fmt.Errorf("%s: %w", refused, err))
+	case !errors.Is(err, management.ErrNotFound):
 		m.Err = err
 	}
 	return found, err == nil
 }
 
-// Queue returns a queue.
+// Queue returns a queue; ok is false where it does not exist or cannot be seen.
 func (m *Manager) Queue(name string) (q management.Queue, ok bool) {
 	return answer(m, "", func(ctx context.Context) (management.Queue, error) {
 		return m.api.Queue(ctx, m.vhost, name)
