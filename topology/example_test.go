@@ -16,6 +16,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/management"
 )
 
 // Client and Subscriber in a service. (It has no "Output:" because it needs a broker.)
@@ -188,7 +189,7 @@ func ExampleOpen_options() {
 			return "shop", "from the vault", nil
 		}),
 		topology.WithConfirmTimeout(5 * time.Second),
-		topology.WithManagement("https://watcher:secret@rabbit-1:15671/"),
+		topology.WithManagement(management.At("https://watcher:secret@rabbit-1:15671/")),
 		topology.WithObserver(middleware.ObserverFunc(
 			func(_ context.Context, e middleware.Event) { log.Print(e.Kind) })),
 		topology.WithPreProvisioned(),

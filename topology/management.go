@@ -3,35 +3,37 @@ package topology
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 
-	amqp "github.com/rabbitmq/amqp091-go"
-
 	"github.com/millpond-go/millpond/internal/audit"
-	"github.com/millpond-go/millpond/internal/management"
+	"github.com/millpond-go/millpond/internal/nils"
 )
 
-// WithManagement names RabbitMQ's management API. Subscribe asks it for the type of its
-// queue and the policies that apply to the plan, within 3 s, and logs which of them may lose or
-// misdirect messages. No retry asks, and an API that is away stops nothing.
-//
-// url is http or https with a user and its password, both percent-encoded, which never appear in an
-// error. The user needs the tag monitoring and permissions in the vhost, of which ^$ is enough.
-// https trusts the authorities of Connection.TLSConfig.
+// WithManagement names RabbitMQ's management API: management.At(url), of a package of its own.
+// Subscribe asks the API for the type of its queue and the policies that apply to the plan, within
+// 3 s, and logs which of them may lose or misdirect messages. No retry asks, and an API that is away
+// stops nothing.
 //
 // Default: only AMQP is asked.
-func WithManagement(url string) Option {
+func WithManagement(api audit.Management) Option {
 	return func(o *clientOptions) error {
-		if _, err := management.New(url, nil); err != nil {
+		if nils.Is(api) {
+			return errors.New("WithManagement: the API is nil: use management.At")
+		}
+		o.management = api
+		if err := api.Validate(); err != nil {
 			return fmt.Errorf("WithManagement: %w", err)
 		}
-		o.management = url
 		return nil
 	}
 }
 
 // manager returns nil where no management API is configured.
-func (c *Client) manager(ctx context.Context) *audit.Manager {
+func (c *Client) manager(ctx context.Context) audit.Manager {
+	if c.opts.management == nil {
+		return nil
+	}
 	var config *tls.Config
 	if c.linkCfg.AMQP != nil {
 		config = c.linkCfg.AMQP.TLSClientConfig
@@ -40,16 +42,11 @@ func (c *Client) manager(ctx context.Context) *audit.Manager {
 		config = c.linkCfg.TLS
 	}
 	vhost, _ := c.linkCfg.Vhost() // parsed before
-	return audit.NewManager(ctx, c.opts.management, vhost, c.linkCfg.Cluster.Name(), config)
+	return c.opts.management.Ask(ctx, vhost, c.linkCfg.Cluster.Name(), config)
 }
 
-// checkArguments refuses the arguments of a configuration under which messages vanish.
-func (c *Client) checkArguments(args amqp.Table) error {
-	return audit.RefuseArguments(args, c.opts.management != "")
-}
-
-// audited is the part of the plan that arguments and policies can spoil.
-func (p Plan) audited() audit.Plan {
+// Audited returns the part of the plan that arguments and policies can spoil, for package operate.
+func (p Plan) Audited() audit.Plan {
 	a := audit.Plan{
 		Queue: p.Queue, DeadExchange: p.Dead.Exchange, DeadKey: p.Dead.RoutingKey,
 		RejectMin: p.RejectMin, RejectMax: p.RejectMax, Line: p.Line,

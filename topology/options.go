@@ -11,6 +11,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/seam"
@@ -43,7 +44,7 @@ type clientOptions struct {
 	name           string
 	brokers        []string
 	credentials    func(ctx context.Context) (user, password string, err error)
-	management     string // its URL, checked; "" for none
+	management     audit.Management // nil for none
 	anyCluster     bool
 	observers      []middleware.Observer
 	controlUsers   []string

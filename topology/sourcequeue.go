@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -79,12 +78,12 @@ func (s *source) learn(
 	var holdsNone bool
 	if err == nil {
 		what := fmt.Sprintf("queue %q:", s.plan.Queue)
-		rejects := f.RefuseRejects(what, s.plan.audited())
+		rejects := f.RefuseRejects(what, s.plan.Audited())
 		if holdsNone = rejects != nil && s.held != nil && f.RejectsUnseen(); holdsNone {
 			s.noteUnseen(rejects)
 			rejects = nil
 		}
-		err = errors.Join(f.Refuse(what), rejects, f.RefuseOrder(what, s.plan.audited()))
+		err = errors.Join(f.Refuse(what), rejects, f.RefuseOrder(what, s.plan.Audited()))
 	}
 	if err != nil {
 		return consumer.Limits{}, err
@@ -110,8 +109,8 @@ func (s *source) learn(
 		limits.Rejected = s.held
 	}
 	vhost, _ := client.linkCfg.Vhost() // parsed before
-	s.warn(f, f.Drops(s.plan.audited(), vhost, hold(limits.ConsumerTimeout)))
-	s.warnPolicies(m, f, vhost)
+	s.warn(f, f.Drops(s.plan.Audited(), vhost, hold(limits.ConsumerTimeout)))
+	s.warnPolicies(m, f)
 	return limits, nil
 }
 
@@ -130,32 +129,26 @@ func (s *source) noteUnseen(refusal error) {
 // warnPolicies logs which policies may lose or misdirect messages of the plan: once, and again
 // when that has changed. Levels has 32 wait queues, so there is one line for each key of a policy
 // and role of queues.
-func (s *source) warnPolicies(m *audit.Manager, f *audit.Facts, vhost string) {
-	list := m.Policies()
-	if list == nil {
+func (s *source) warnPolicies(m audit.Manager, f *audit.Facts) {
+	if m == nil {
 		return
 	}
-	known := map[string]audit.Known{}
-	if f.Kind != "" {
-		known[s.plan.Queue] = audit.Known{Kind: f.Kind, Arguments: f.Arguments}
-	}
-	findings, _ := list.Judge(s.plan.audited(), known, f.Version, vhost)
-	findings = slices.DeleteFunc(findings,
-		func(f audit.Finding) bool { return f.Severity != audit.Critical })
+	harm, seen := m.Harm(s.plan.Audited(), f)
 	said := s.ruled
-	if s.ruled = fmt.Sprint(findings); s.ruled == said {
+	if !seen || fmt.Sprint(harm) == said {
 		return
 	}
+	s.ruled = fmt.Sprint(harm)
 	alike := map[string]int{}
-	for _, finding := range findings {
-		alike[finding.Group]++
+	for _, h := range harm {
+		alike[h.Group]++
 	}
-	for _, finding := range findings {
-		if n := alike[finding.Group]; n > 0 {
-			alike[finding.Group] = 0
+	for _, h := range harm {
+		if n := alike[h.Group]; n > 0 {
+			alike[h.Group] = 0
 			s.logger.Error("A policy of the broker may lose or misdirect messages: exempt the queues and "+
 				"exchanges of the plan from it; millpond verify lists them", nil,
-				watermill.LogFields{"finding": finding.String(), "alike": n - 1})
+				watermill.LogFields{"finding": h.Text, "alike": n - 1})
 		}
 	}
 }
@@ -168,7 +161,7 @@ func (s *source) warn(f *audit.Facts, d *audit.Drop) {
 	if s.warned = fmt.Sprint(f.Kind, hazards, d, s.held != nil); s.warned == said {
 		return
 	}
-	if s.plan.rejects() && s.subscriber.client.opts.management == "" {
+	if s.plan.rejects() && s.subscriber.client.opts.management == nil {
 		s.logger.Info("Warning: policies cannot be seen without WithManagement: a policy may end the "+
 			"delayed retry of the queue, so that rejected messages come back at once, or lower its "+
 			"delivery limit; use WithManagement", nil)
@@ -188,11 +181,11 @@ func (s *source) warn(f *audit.Facts, d *audit.Drop) {
 			"counts no deliveries, so that a message that kills the process comes back forever; declare "+
 			"new queues with Queue.Arguments x-queue-type quorum", nil)
 	}
-	if f.LosesInRestarts(s.plan.audited()) {
+	if f.LosesInRestarts(s.plan.Audited()) {
 		s.logger.Info("Warning: messages that wait in a classic queue are lost if their wait ends "+
 			"while the broker restarts, because their quorum queue is not up yet; use topology.Quorum", nil)
 	}
-	if f.LosesDelayed(s.plan.audited()) {
+	if f.LosesDelayed(s.plan.Audited()) {
 		s.logger.Info("Warning: messages that wait in a delayed-message exchange are lost if their wait "+
 			"ends while the broker restarts, because their quorum queue is not up yet; use another "+
 			"strategy, or a classic queue", nil)

@@ -12,6 +12,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/seam"
@@ -74,8 +75,8 @@ func (c *Client) newSubscriber(
 		drainTimeout: defaultDrainTimeout, concurrency: 1, handlerWarning: defaultHandlerWarning,
 		timestamps: defaultTimestamps,
 	}
-	problems = errors.Join(problems, c.checkArguments(cfg.queueArgs), apply(&opts, options),
-		link.CheckURL(cfg.link.URL))
+	problems = errors.Join(problems, audit.RefuseArguments(cfg.queueArgs, c.opts.management != nil),
+		apply(&opts, options), link.CheckURL(cfg.link.URL))
 	if problems == nil {
 		problems = checkVhosts(c.linkCfg, cfg.link, "Connection")
 	}

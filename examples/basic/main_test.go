@@ -64,6 +64,7 @@ func TestBasicLinksNoRoom(t *testing.T) {
 	for _, room := range []string{
 		"/middleware/budget", "/middleware/outage", "/internal/brake", "/internal/fleet",
 		"/topology/inorder", "/internal/inorder", "/internal/order", "/topology/native", "/internal/native",
+		"/internal/management", "/internal/policies",
 	} {
 		require.NotContains(t, linked, module+room)
 	}

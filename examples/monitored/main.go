@@ -41,6 +41,7 @@ import (
 	"github.com/millpond-go/millpond/middleware/metrics"
 	"github.com/millpond-go/millpond/middleware/tracing"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/management"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -157,7 +158,7 @@ func serve(ctx context.Context, cfg config, logger *slog.Logger, traces io.Write
 	}
 	looks := []operate.Option{operate.WithLogger(s.logger)}
 	if cfg.management != "" {
-		options = append(options, topology.WithManagement(cfg.management))
+		options = append(options, topology.WithManagement(management.At(cfg.management)))
 		looks = append(looks, operate.WithManagement(cfg.management))
 	}
 	queue := amqp.NewDurableQueueConfig(cfg.url)

@@ -2,6 +2,7 @@ package audit
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"maps"
@@ -11,8 +12,6 @@ import (
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
-
-	"github.com/millpond-go/millpond/internal/management"
 )
 
 const (
@@ -130,35 +129,57 @@ func Times(n int, d time.Duration) time.Duration {
 	return time.Duration(n) * d
 }
 
+// Management is an address of RabbitMQ's management API. Package policies has the only one, so that
+// a program which names none links none of it.
+type Management interface {
+	// Validate says what is wrong with the address.
+	Validate() error
+	// Ask begins one look at a vhost. It asks no API of another cluster than the one named, whose
+	// policies and queues are others. An empty cluster is any.
+	Ask(ctx context.Context, vhost, cluster string, config *tls.Config) Manager
+}
+
+// Manager shows what AMQP cannot about one vhost.
+type Manager interface {
+	// Declared returns the type and the arguments of a queue; nil where they cannot be seen.
+	Declared(queue string, version Version) *Facts
+	// Rule adds to the facts about a queue what policies say.
+	Rule(f *Facts, queue string)
+	// Harm names what policies lose or misdirect of a plan; f are the facts about its queue. seen is
+	// false where they cannot be seen.
+	Harm(plan Plan, f *Facts) (harm []Harm, seen bool)
+}
+
+// Harm is a critical effect of a policy. Group is the same for the same key of the same policy on
+// queues of the same role.
+type Harm struct{ Text, Group string }
+
 // Learn asks the broker about a queue that exists. It changes nothing and creates nothing, also
 // where the queue is deleted in that moment. It asks the management API first, if there is one.
 // Without it, two questions that the broker refuses tell the same except for policies (F31): the
 // first takes the read permission, the second the configure permission. What stays open is not an
 // error.
 func Learn(
-	ctx context.Context, run Runner, queue string, configured amqp.Table, version Version, m *Manager,
+	ctx context.Context, run Runner, queue string, configured amqp.Table, version Version, m Manager,
 ) (*Facts, error) {
 	f, err := LearnDeclared(ctx, run, queue, configured, version, m)
 	if err != nil {
 		return nil, err
 	}
-	if list := m.Policies(); list != nil {
-		if applied := list.Of(queue, f.Kind); len(applied.Unreadable) == 0 {
-			f.Policy, f.Operator = applied.Definition(), applied.Operator
-			_, ruled := f.Policy[LimitKey]
-			f.LimitInDoubt = ruled && !applied.Surely(LimitKey)
-		}
+	if m != nil {
+		m.Rule(f, queue)
 	}
-	f.PolicyPending = m != nil && f.Policy == nil
 	return f, f.learnDeadLetters(ctx, run)
 }
 
 // LearnDeclared is Learn for the type and the arguments alone.
 func LearnDeclared(
-	ctx context.Context, run Runner, queue string, configured amqp.Table, version Version, m *Manager,
+	ctx context.Context, run Runner, queue string, configured amqp.Table, version Version, m Manager,
 ) (*Facts, error) {
-	if info, ok := m.Queue(queue); ok {
-		return factsOf(info, version), nil
+	if m != nil {
+		if f := m.Declared(queue, version); f != nil {
+			return f, nil
+		}
 	}
 	f := &Facts{Arguments: configured, Version: version}
 	var err error
@@ -166,13 +187,6 @@ func LearnDeclared(
 		return nil, err
 	}
 	return f, f.learnArguments(ctx, run, queue)
-}
-
-func factsOf(info management.Queue, version Version) *Facts {
-	return &Facts{
-		Kind: info.Type, Arguments: amqp.Table(info.Arguments), Known: true,
-		Transient: !info.Durable || info.AutoDelete || info.Exclusive, Version: version,
-	}
 }
 
 // notOfKind is how the broker refuses an argument of a consumer (F31). A long name leaves no room

@@ -1,8 +1,10 @@
 package audit
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 
@@ -151,7 +153,7 @@ func (f *Facts) Drops(p Plan, vhost string, hold time.Duration) *Drop {
 			"dead-letter-exchange": p.DeadExchange, "dead-letter-routing-key": p.DeadKey,
 		}
 	}
-	d.Command = setPolicy(vhost, "queue", p.Queue, purpose, nil, definition)
+	d.Command = SetPolicy(vhost, "queue", p.Queue, purpose, definition)
 	return d
 }
 
@@ -173,4 +175,21 @@ func (d *Drop) String() string {
 			"else run: " + d.Command
 	}
 	return text
+}
+
+// SetPolicy is the rabbitmqctl command that sets a policy on one queue or exchange alone.
+func SetPolicy(
+	vhost, kind, name, purpose string, definition map[string]any, options ...string,
+) string {
+	words := []string{
+		"rabbitmqctl", "set_policy", "--vhost", ShellWord(vhost), "--apply-to", kind + "s",
+	}
+	value, _ := json.Marshal(definition) // never fails: it came as JSON
+	return strings.Join(append(append(words, options...), ShellWord("millpond-"+purpose+"-"+name),
+		ShellWord("^"+regexp.QuoteMeta(name)+"$"), ShellWord(string(value))), " ")
+}
+
+// ShellWord quotes a word for a shell.
+func ShellWord(word string) string {
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }

@@ -1,10 +1,10 @@
-// Package audit judges the arguments of queues and the policies of a broker: which messages of a
-// plan they delete, misdirect or delay. Subscribe refuses a queue by it or warns about the queue,
-// and operate.Verify reports all of it as findings.
+// Package audit judges the arguments of queues: which messages of a plan do they delete, misdirect
+// or delay? Subscribe refuses a queue by it or warns about the queue, and operate.Verify reports all
+// of it as findings.
 //
-// Its input is plain: names, roles, types, delays and arguments, the broker's answers over AMQP
-// (Runner), and the answers of the management API for one vhost (Manager). It changes nothing on
-// the broker.
+// Its input is plain: names, roles, types, delays and arguments, and the broker's answers over AMQP
+// (Runner). It changes nothing on the broker. Package policies adds the management API and the
+// policies of the broker (Manager).
 package audit
 
 import (
@@ -112,62 +112,6 @@ func (p Plan) DelayedExchange() string {
 		}
 	}
 	return ""
-}
-
-// Known is the type and the arguments of a queue that exists.
-type Known struct {
-	Kind      string
-	Arguments map[string]any
-}
-
-// subject is one queue or exchange of a plan, as policies find it.
-type subject struct {
-	kind, name string // kind is "queue" or "exchange"
-	role       Role   // of a queue
-	delay      time.Duration
-	queueType  string         // "" where it is not known
-	arguments  map[string]any // from the broker, else from the plan
-	missing    bool           // the broker has not said that it exists
-	version    Version
-	applied    Applied
-	policy     map[string]any // all that applies together
-	rejects    bool           // the queue holds rejected messages, as the plan wants it
-}
-
-// subjects returns the queues and exchanges of the plan that policies may change, also before
-// they exist.
-func (p Plan) subjects(known map[string]Known, version Version) []*subject {
-	var list []*subject
-	for _, q := range p.Members() {
-		kind, _ := q.Arguments["x-queue-type"].(string)
-		s := &subject{
-			kind: "queue", name: q.Name, role: q.Role, delay: q.Delay,
-			queueType: kind, arguments: q.Arguments, missing: true, version: version,
-			rejects: q.Role == RoleMain && p.RejectMin > 0,
-		}
-		if k, ok := known[q.Name]; ok {
-			s.queueType, s.arguments, s.missing = k.Kind, k.Arguments, false
-		}
-		list = append(list, s)
-	}
-	taken := map[string]bool{"": true}
-	add := func(name string, role Role, arguments amqp.Table) {
-		if !taken[name] {
-			taken[name] = true
-			list = append(list, &subject{
-				kind: "exchange", name: name, role: role, arguments: arguments, version: version,
-			})
-		}
-	}
-	for _, e := range p.Exchanges {
-		add(e.Name, "", e.Arguments)
-	}
-	for _, e := range p.Exchanges { // an alternate exchange may have an alternate exchange too (F39)
-		alternate, _ := e.Arguments["alternate-exchange"].(string)
-		add(alternate, "", nil)
-	}
-	add(p.DeadExchange, RoleDead, nil) // the user's
-	return list
 }
 
 // DelayText writes a delay as the names of wait queues carry it: 5s, 1m30s, 2m, 6h, 100ms.

@@ -18,6 +18,7 @@ import (
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/management"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -42,7 +43,7 @@ func TestNativeUnderAPolicy(t *testing.T) {
 	r := rig.Start(t, rig.Config{
 		URL: node.URL(), Queue: queue, Keep: true, Strategy: strategy, Policy: policy,
 		Configure:     rig.WithQueue(deadLettersOf(queue)),
-		ClientOptions: []topology.Option{topology.WithManagement(api)},
+		ClientOptions: []topology.Option{topology.WithManagement(management.At(api))},
 		Handle:        calls.Fail,
 	})
 	r.Publish(rig.Named("fails"))
@@ -75,7 +76,7 @@ func TestNativeUnderAPolicy(t *testing.T) {
 	})
 	cfg := rig.QueueConfig(node.URL())
 	cfg.Queue.Arguments = deadLettersOf(queue)
-	client := rig.OpenClient(t, node.URL(), strategy, topology.WithManagement(api))
+	client := rig.OpenClient(t, node.URL(), strategy, topology.WithManagement(management.At(api)))
 	require.ErrorContains(t, rig.SubscribeError(t, client, cfg, queue, policy), "it holds none")
 }
 
@@ -109,7 +110,7 @@ func TestNativeNoticesThatItsPolicyIsGone(t *testing.T) {
 					URL: node.URL(), Queue: queue, Keep: true, Strategy: strategy,
 					Policy:        backoff.Constant{Interval: time.Second, Retries: 7},
 					Configure:     rig.WithQueue(deadLettersOf(queue)),
-					ClientOptions: []topology.Option{topology.WithManagement(api)},
+					ClientOptions: []topology.Option{topology.WithManagement(management.At(api))},
 					Handle: func(*message.Message) error {
 						if calls.Add() == 2 {
 							testbroker.Remove(t, api, "policies", "/", queue)
@@ -149,7 +150,7 @@ func TestNativeConsumesWhileItsPolicyCannotBeSeen(t *testing.T) {
 		"delayed-retry-type": "failed", "delayed-retry-min": 300, "delayed-retry-max": 300,
 	})
 	broker, seen := testbroker.NewProxy(t, node.URL()), testbroker.NewProxy(t, api)
-	management := topology.WithManagement(seen.URL())
+	management := topology.WithManagement(management.At(seen.URL()))
 	policy := backoff.Constant{Interval: 300 * time.Millisecond, Retries: 1}
 	var mu sync.Mutex
 	var waited []bool // in a wait queue, before the second attempts
@@ -222,7 +223,7 @@ func TestNativeUnderAnotherDeliveryLimit(t *testing.T) {
 				URL: node.URL(), Queue: queue, Keep: true, Strategy: strategy,
 				Policy:        backoff.Constant{Interval: 100 * time.Millisecond, Retries: 60},
 				Configure:     rig.WithQueue(own),
-				ClientOptions: []topology.Option{topology.WithManagement(api)},
+				ClientOptions: []topology.Option{topology.WithManagement(management.At(api))},
 				Handle: func(*message.Message) error {
 					if calls.Add() == 8 {
 						limit(c.after)

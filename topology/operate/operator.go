@@ -17,6 +17,7 @@ import (
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/management"
+	"github.com/millpond-go/millpond/internal/policies"
 	"github.com/millpond-go/millpond/internal/publisher"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
@@ -314,12 +315,16 @@ func (o *Operator) call(ctx context.Context, f func(context.Context, *link.Conn)
 }
 
 // manager returns nil where no management API is configured.
-func (o *Operator) manager(ctx context.Context) *audit.Manager {
-	var config *tls.Config
-	if o.opts.amqp != nil {
-		config = o.opts.amqp.TLSClientConfig
+func (o *Operator) manager(ctx context.Context) *policies.Manager {
+	return policies.NewManager(ctx, o.opts.management, o.vhost, o.Cluster(), o.tls())
+}
+
+// tls is the configuration of AMQP, which https has, too.
+func (o *Operator) tls() *tls.Config {
+	if o.opts.amqp == nil {
+		return nil
 	}
-	return audit.NewManager(ctx, o.opts.management, o.vhost, o.Cluster(), config)
+	return o.opts.amqp.TLSClientConfig
 }
 
 // Declare declares what plan needs. It changes nothing that exists: where something has other

@@ -12,6 +12,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/internal/policies"
 	"github.com/millpond-go/millpond/internal/scan"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/topology"
@@ -194,7 +195,7 @@ func (o *Operator) checkPeek(ctx context.Context, plan topology.Plan, queue stri
 
 // ruled are the policies that apply to a queue.
 type ruled struct {
-	audit.Applied
+	policies.Applied
 	err error // why they are not known
 }
 
@@ -218,7 +219,7 @@ func (r *reader) ask(ctx context.Context) (*audit.Facts, *ruled, error) {
 	case m == nil:
 		return f, &ruled{err: errors.New("AMQP does not show them: " + nameManagement)}, nil
 	}
-	return f, &ruled{err: m.WhyNoPolicies()}, nil
+	return f, &ruled{err: errors.Join(m.Err, m.PolicyErr)}, nil
 }
 
 // unsafe says why looking at a message may delete it; nil where the delivery limit of the queue is
@@ -257,9 +258,9 @@ func (r *reader) unsafe(f *audit.Facts, applied *ruled) error {
 		}
 	}
 	var problems, commands []string
-	exempt := func(rule *audit.Rule, format string, args ...any) {
+	exempt := func(rule *policies.Rule, format string, args ...any) {
 		problems = append(problems, fmt.Sprintf(format, args...))
-		commands = append(commands, audit.RaiseLimit(r.operator.vhost, r.queue, rule))
+		commands = append(commands, policies.RaiseLimit(r.operator.vhost, r.queue, rule))
 	}
 	for _, rule := range applied.Rules {
 		n, ok := audit.WholeNumber(rule.Value)

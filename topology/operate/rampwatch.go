@@ -102,14 +102,17 @@ func (r *ramp) grownTo(total, done int) int { return total - (r.letters - (done 
 func (r *ramp) lookDead(ctx context.Context) error {
 	began := time.Now()
 	w := watch{}
-	filter := r.Filter
+	chooses, err := r.Filter.Matcher()
+	if err != nil {
+		return err
+	}
 	see := func(l Letter, _ error) bool {
 		w.letters++
 		n := r.numberOf(l.Delivery.Headers)
 		switch {
 		case n > 0:
 			w.dead.add(n)
-		case !filter.Matches(l):
+		case !chooses(l):
 		case r.moves.isForeign(l):
 			w.foreign++
 		case r.spent(l):
@@ -163,40 +166,29 @@ func (c counts) waiting() int {
 }
 
 // count counts in the order in which a failed message passes the queues.
-func (r *ramp) count(ctx context.Context) (counts, error) {
+func (r *ramp) count(ctx context.Context) (c counts, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	found := make(chan counts, 1)
-	err := r.conn.Do(ctx, func(ch *amqp.Channel) error {
-		var c counts
-		ask := func(name string) (amqp.Queue, error) {
-			q, err := ch.QueueDeclarePassive(name, true, false, false, false, nil)
-			if err != nil {
-				return q, fmt.Errorf("count queue %q: %w", name, err)
-			}
-			return q, nil
-		}
-		main, err := ask(r.moves.plan.Queue)
-		if err != nil {
-			return err
-		}
-		c.ready, c.consumers = main.Messages, main.Consumers
-		for _, q := range r.waits {
-			wait, err := ask(q.Name)
-			if err != nil {
-				return err
-			}
-			c.waits = append(c.waits, wait.Messages)
-		}
-		dead, err := ask(r.moves.dead)
-		c.dead = dead.Messages
-		found <- c
-		return err
-	})
-	if err != nil {
-		return counts{}, err
+	names := []string{r.moves.plan.Queue}
+	for _, q := range r.waits {
+		names = append(names, q.Name)
 	}
-	return <-found, nil
+	names = append(names, r.moves.dead)
+	found, err := audit.PassiveAll(ctx, r.conn.Do, names)
+	for _, name := range names {
+		if _, there := found[name]; !there && err == nil {
+			err = errMissing
+		}
+		if err != nil {
+			return c, fmt.Errorf("count queue %q: %w", name, err)
+		}
+	}
+	c.ready, c.consumers = found[names[0]].Messages, found[names[0]].Consumers
+	for _, q := range r.waits {
+		c.waits = append(c.waits, found[q.Name].Messages)
+	}
+	c.dead = found[r.moves.dead].Messages
+	return c, nil
 }
 
 // A look at the wait queues holds their messages, so that there is a second between two looks at

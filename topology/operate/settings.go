@@ -34,7 +34,7 @@ func (v *verifier) settings(q audit.Member, info management.Queue, compare bool)
 		v.critical(Dropping, "queue", q.Name, "is not durable, is auto-delete or exclusive, and is gone "+
 			"with a restart, a consumer or a connection: declare it durable and neither")
 	}
-	v.known[q.Name] = audit.Known{Kind: info.Type, Arguments: info.Arguments}
+	v.known[q.Name] = audit.Facts{Kind: info.Type, Arguments: amqp.Table(info.Arguments)}
 	v.replicas[q.Name] = info.Members
 	if q.Role == audit.RoleWait && info.Held != nil && *info.Held > 0 && !v.mainMissing {
 		v.warning(Exposed, "queue", q.Name, "holds %d messages whose wait is over, because a queue is "+

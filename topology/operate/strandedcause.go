@@ -15,6 +15,7 @@ import (
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/management"
+	"github.com/millpond-go/millpond/internal/policies"
 )
 
 // Cause says why a stranded message does not reach its queue. The state of the broker now and the
@@ -46,7 +47,7 @@ const (
 type causes struct {
 	ctx      context.Context
 	run      audit.Runner
-	manager  *audit.Manager
+	manager  *policies.Manager
 	queues   map[string]presence
 	bindings map[string]leads
 }
@@ -74,7 +75,7 @@ func (o *Operator) withCauses(ctx context.Context, f func(*causes) error) error 
 	return f(newCauses(ctx, conn, o.manager(ctx)))
 }
 
-func newCauses(ctx context.Context, conn *link.Conn, m *audit.Manager) *causes {
+func newCauses(ctx context.Context, conn *link.Conn, m *policies.Manager) *causes {
 	return &causes{
 		ctx: ctx, run: conn.Do, manager: m,
 		queues: map[string]presence{}, bindings: map[string]leads{},

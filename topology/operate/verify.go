@@ -12,6 +12,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/internal/policies"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -26,7 +27,9 @@ type Finding struct {
 }
 
 // String is the finding in one line.
-func (f Finding) String() string { return audit.Line(string(f.Severity), f.Kind, f.Name, f.Text) }
+func (f Finding) String() string {
+	return policies.Line(string(f.Severity), f.Kind, f.Name, f.Text)
+}
 
 // Severity says how much a Finding matters.
 type Severity string
@@ -88,8 +91,8 @@ const (
 // refuses.
 func (o *Operator) Verify(ctx context.Context, plan topology.Plan) ([]Finding, error) {
 	v := &verifier{
-		operator: o, plan: plan, audited: audited(plan),
-		known: map[string]audit.Known{}, replicas: map[string][]string{},
+		operator: o, plan: plan, audited: plan.Audited(),
+		known: map[string]audit.Facts{}, replicas: map[string][]string{},
 	}
 	err := topology.ValidatePlan(plan)
 	if err == nil {
@@ -108,10 +111,10 @@ type verifier struct {
 	audited  audit.Plan
 	ctx      context.Context
 	run      audit.Runner
-	manager  *audit.Manager
+	manager  *policies.Manager
 	version  audit.Version
 	findings []Finding
-	known    map[string]audit.Known
+	known    map[string]audit.Facts
 	replicas map[string][]string // the nodes of each queue
 
 	mainMissing bool // which explains the messages that wait queues hold
@@ -405,7 +408,7 @@ func (v *verifier) main(name string) error {
 			"use another strategy, or a classic queue")
 	}
 	if f.Kind != "" {
-		v.known[name] = audit.Known{Kind: f.Kind, Arguments: f.Arguments}
+		v.known[name] = *f
 	}
 	hold := audit.HoldFor(f.ConsumerTimeout(0, nil), v.operator.opts.confirmTimeout)
 	if d := f.Drops(v.audited, v.operator.vhost, hold); d != nil {

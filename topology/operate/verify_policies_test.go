@@ -17,9 +17,11 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/management"
+	"github.com/millpond-go/millpond/internal/policies"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
+	at "github.com/millpond-go/millpond/topology/management"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -61,9 +63,9 @@ func applies(t testing.TB, key, kind string) (applied, certain bool) {
 			Definition: management.Object{key: "any"},
 		}
 	}
-	list := &audit.Policies{User: []management.Policy{of("high", key, 1), of("low", "expires", 0)}}
+	list := &policies.Set{User: []management.Policy{of("high", key, 1), of("low", "expires", 0)}}
 	plan := audit.Plan{Queue: "orders"}
-	known := map[string]audit.Known{"orders": {Kind: kind}}
+	known := map[string]audit.Facts{"orders": {Kind: kind}}
 	findings, _ := list.Judge(plan, known, audit.Version{}, "/")
 	for _, f := range findings {
 		require.NotContains(t, f.Text, "does not know", key)
@@ -211,7 +213,7 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 		admin.set("retention", ".*", 0, `{"message-ttl":50}`)
 		logs, url := &rig.Logs{}, node.URL()+"log"
 		client := rig.OpenClient(t, url, topology.Levels{Max: time.Hour},
-			topology.WithManagement(watcher), topology.WithLogger(logs))
+			topology.WithManagement(at.At(watcher)), topology.WithLogger(logs))
 		require.NoError(t, rig.SubscribeError(t, client, rig.QueueConfig(url), "orders", policy))
 		require.Equal(t, 4, logs.Said(line), "one for each role: %s", logs.Text())
 		require.Contains(t, logs.Text(),

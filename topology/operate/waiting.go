@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
@@ -49,21 +47,23 @@ type Waiter struct {
 	Size int
 }
 
-func newWaiter(d *amqp.Delivery, q topology.Queue) Waiter {
-	get := textOf(d)
-	queue, _ := get(header.Queue)
-	n := header.Parse(queue, get)
+// newWaiter reads a message of a wait queue, which has the headers of a stranded one.
+func newWaiter(d amqp.Delivery, position int, q topology.Queue) (Letter, Waiter) {
+	l := newStranded(d, position)
+	l.waits = q.Delay
+	n := header.Parse(l.Queue, textOf(&d))
 	w := Waiter{
-		ID: idOf(d), WaitQueue: q.Name, Delay: q.Delay, Queue: queue,
-		Failures: n.Failures, Error: n.Error, Class: n.Class, Due: n.NotBefore, Size: len(d.Body),
+		ID: l.ID, WaitQueue: q.Name, Delay: q.Delay, Queue: l.Queue, Failures: n.Failures,
+		Error: n.Error, Class: n.Class, Due: n.NotBefore, Size: len(d.Body),
 	}
 	if last := len(n.History) - 1; last >= 0 && w.Due.IsZero() && n.Snoozed == 0 {
 		w.Due = n.History[last].At.Add(n.Delay)
 	}
-	return w
+	return l, w
 }
 
-// Waiting returns the messages in the wait queues of a plan, by delay, oldest first.
+// Waiting returns the messages in the wait queues of a plan that filter chooses, by delay, oldest
+// first.
 //
 // Looking does not change when a message returns, unless that is due while it is held: then it
 // returns when it is given back. A queue with more than 5000 messages is not touched, and the error
@@ -71,19 +71,33 @@ func newWaiter(d *amqp.Delivery, q topology.Queue) Waiter {
 // than 5 s. Where a look is cut off, because the process is killed or the connection is lost, the
 // messages may return late, by at most the delay of their queue; none is lost. docs/operations.md
 // says how that was measured.
-func (o *Operator) Waiting(ctx context.Context, plan topology.Plan) ([]Waiter, error) {
-	var found []Waiter
-	err := eachWaitQueue(plan, func(q topology.Queue) error {
-		return o.pass(ctx, plan, q, func(t *taking, d amqp.Delivery) error {
-			t.Keep(d.DeliveryTag)
-			found = append(found, newWaiter(&d, q))
-			return nil
+func (o *Operator) Waiting(
+	ctx context.Context, plan topology.Plan, filter Filter,
+) (found []Waiter, err error) {
+	chooses, err := filter.Matcher()
+	if err == nil {
+		err = eachWaitQueue(plan, func(q topology.Queue) error {
+			return o.pass(ctx, plan, q, func(t *taking, d amqp.Delivery) error {
+				t.Keep(d.DeliveryTag)
+				if l, w := newWaiter(d, t.Seen(), q); chooses(l) {
+					found = append(found, w)
+				}
+				return nil
+			})
 		})
-	})
+	}
 	if err != nil {
-		return found, fmt.Errorf("messages that wait for queue %q: %w", plan.Queue, err)
+		return found, fmt.Errorf("messages that wait%s: %w", forQueue(plan), err)
 	}
 	return found, nil
+}
+
+// forQueue names the queue of a plan, if it has one.
+func forQueue(plan topology.Plan) string {
+	if plan.Queue == "" {
+		return ""
+	}
+	return fmt.Sprintf(" for queue %q", plan.Queue)
 }
 
 // eachWaitQueue calls f for each wait queue of a plan. It returns the first error, and names all
@@ -153,27 +167,15 @@ func tooMany(n int) error {
 		"longer than %v", ErrUnsafe, n, maxWaiting, waitHold)
 }
 
-// Selection chooses the waiting messages that Release and Cancel take. The zero value chooses none.
-type Selection struct {
-	// IDs are the IDs to choose.
-	IDs []string
-	// Match chooses further messages.
-	Match func(Waiter) bool
-}
-
-func (c Selection) chooses(w Waiter) bool {
-	return slices.Contains(c.IDs, w.ID) || c.Match != nil && c.Match(w)
-}
-
 // Release ends the wait of chosen messages: each is confirmed in the plan's queue before it leaves
 // its wait queue, with its retry state, so that its attempts go on. The other messages are treated
 // as by Waiting, and a queue that Waiting refuses is refused. A message whose headers name another
 // queue is counted as foreign and stays. If the process is killed, at most 64 messages come twice,
 // and none is lost.
 func (o *Operator) Release(
-	ctx context.Context, plan topology.Plan, choose Selection,
+	ctx context.Context, plan topology.Plan, filter Filter,
 ) (Progress, error) {
-	p, err := o.takeOut(ctx, plan, choose, topology.Route{RoutingKey: plan.Queue}, released)
+	p, err := o.takeOut(ctx, plan, filter, topology.Route{RoutingKey: plan.Queue}, released)
 	if err != nil {
 		return p, fmt.Errorf("release messages that wait for queue %q: %w", plan.Queue, err)
 	}
@@ -183,9 +185,9 @@ func (o *Operator) Release(
 // Cancel ends the wait of chosen messages like Release, but they become dead letters, with the
 // reason header.ReasonCancelled.
 func (o *Operator) Cancel(
-	ctx context.Context, plan topology.Plan, choose Selection,
+	ctx context.Context, plan topology.Plan, filter Filter,
 ) (Progress, error) {
-	p, err := o.takeOut(ctx, plan, choose, plan.Dead, cancelled)
+	p, err := o.takeOut(ctx, plan, filter, plan.Dead, cancelled)
 	if err != nil {
 		return p, fmt.Errorf("cancel messages that wait for queue %q: %w", plan.Queue, err)
 	}
@@ -194,46 +196,39 @@ func (o *Operator) Cancel(
 
 // takeOut moves chosen messages from the wait queues of a plan to a route.
 func (o *Operator) takeOut(
-	ctx context.Context, plan topology.Plan, choose Selection,
+	ctx context.Context, plan topology.Plan, filter Filter,
 	route topology.Route, become func(d *amqp.Delivery, queue string) amqp.Publishing,
 ) (Progress, error) {
-	var mu sync.Mutex
-	var p Progress
-	count := func(change func()) {
-		mu.Lock()
-		defer mu.Unlock()
-		change()
+	r := &replay{ReplayOptions: ReplayOptions{Filter: filter}}
+	if err := r.check(); err != nil {
+		return Progress{}, err
 	}
 	err := eachWaitQueue(plan, func(q topology.Queue) error {
 		var m *mover
-		err := o.pass(ctx, plan, q, func(t *taking, d amqp.Delivery) error {
+		return o.pass(ctx, plan, q, func(t *taking, d amqp.Delivery) (err error) {
 			if m == nil {
-				m = newMover(ctx, o, t, func() { count(func() { p.Done++ }) })
+				m = newMover(ctx, o, t, func() { r.count(func(p *Progress) { p.Done++ }) })
 				t.before = m.finish
-				count(func() { p.Total += t.Total() })
+				r.count(func(p *Progress) { p.Total += t.Total() })
 			}
-			count(func() { p.Seen++ })
-			w := newWaiter(&d, q)
+			r.count(func(p *Progress) { p.Seen++ })
+			l, _ := newWaiter(d, t.Seen(), q)
 			switch {
-			case !choose.chooses(w):
-			case w.Queue != "" && w.Queue != plan.Queue:
-				count(func() { p.Foreign++ })
+			case !r.chooses(l):
+			case l.Queue != "" && l.Queue != plan.Queue:
+				r.count(func(p *Progress) { p.Foreign++ })
 			default:
-				count(func() { p.Chosen++ })
-				err := m.move(d, route.Exchange, route.RoutingKey, become(&d, plan.Queue))
-				if err != nil {
-					t.Keep(d.DeliveryTag)
+				r.count(func(p *Progress) { p.Chosen++ })
+				err = m.move(d, route.Exchange, route.RoutingKey, become(&d, plan.Queue))
+				if err == nil {
+					return nil
 				}
-				return err
 			}
 			t.Keep(d.DeliveryTag)
-			return nil
+			return err
 		})
-		return err
 	})
-	mu.Lock()
-	defer mu.Unlock()
-	return p, err
+	return r.now(), err
 }
 
 // released makes a message whose wait is over. A not-before would send it to wait again.

@@ -23,27 +23,6 @@ import (
 
 type strandedQueue = discover.Queue
 
-// jobFilter is a filter that the journal can keep.
-func jobFilter(o operate.Filter) job.Filter {
-	f := job.Filter{
-		IDs: o.IDs, Reason: string(o.Reason), Error: o.Error, Handler: o.Handler, Group: o.Group,
-		Since: o.Since, Until: o.Until, Headers: o.Headers, Payload: o.Payload,
-	}
-	if o.ErrorPattern != nil {
-		f.ErrorPattern = o.ErrorPattern.String()
-	}
-	if o.PayloadPattern != nil {
-		f.PayloadPattern = o.PayloadPattern.String()
-	}
-	for key, pattern := range o.HeaderPatterns {
-		if f.HeaderPatterns == nil {
-			f.HeaderPatterns = map[string]string{}
-		}
-		f.HeaderPatterns[key] = pattern.String()
-	}
-	return f
-}
-
 // formReader reads the fields of a form and keeps the first error.
 type formReader struct {
 	url.Values
@@ -98,7 +77,7 @@ func (h *Handler) requestOf(values url.Values) (job.Request, error) {
 		return job.Request{}, err
 	}
 	r := job.Request{
-		Kind: job.Kind(f.text("kind")), Queue: f.text("queue"), Filter: jobFilter(o),
+		Kind: job.Kind(f.text("kind")), Queue: f.text("queue"), Filter: o,
 		All: f.Get("all") != "", To: f.text("to"), Rate: f.decimal("rate", "/s"),
 	}
 	if len(h.masks) > 0 && (chosen.Payload != "" || r.Kind == job.Edit) {

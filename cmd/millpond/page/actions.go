@@ -301,7 +301,7 @@ func (h *Handler) actPage(w http.ResponseWriter, r *http.Request) error {
 		if err != nil {
 			return err
 		}
-		v.Words = jobFilter(o).String()
+		v.Words = o.Redacted()
 		title = "Act on " + oneLine(100, v.Queue)
 	}
 	h.render(w, r, http.StatusOK, "act", view{Title: title, Nav: "actions", Data: v})

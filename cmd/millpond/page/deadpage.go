@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -217,7 +216,7 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 		for _, o := range src.pile.origins.values {
 			reasons[o.reason], handlers[o.handler] = true, true
 		}
-		v.Left += src.pile.chosen(chosen, func(s *stub, _ *detail) {
+		left, err := src.pile.chosen(chosen, func(s *stub, _ *detail) {
 			v.Chosen++
 			if s.dead != 0 {
 				if first == 0 || s.dead < first {
@@ -226,6 +225,9 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 				last = max(last, s.dead)
 			}
 		})
+		if v.Left += left; err != nil {
+			return err
+		}
 	}
 	v.Reasons, v.Handlers = namesIn(reasons), namesIn(handlers)
 	groups := map[string]*group{}
@@ -235,7 +237,7 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 		if src.pile == nil {
 			continue
 		}
-		src.pile.chosen(chosen, func(s *stub, d *detail) {
+		_, err := src.pile.chosen(chosen, func(s *stub, d *detail) {
 			c := &src.pile.causes.values[s.cause]
 			g := groups[c.id]
 			if g == nil {
@@ -253,6 +255,9 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 				listed++
 			}
 		})
+		if err != nil {
+			return err
+		}
 	}
 	v.Page, v.Pages = page, (listed+perPage-1)/perPage
 	v.Groups = sortedGroups(groups)
@@ -390,19 +395,16 @@ func (h *Handler) withMasks(f filter, now time.Time) (operate.Filter, error) {
 	if err == nil {
 		err = h.refuseKeys(o)
 	}
-	if err != nil || len(h.masks) == 0 || o.Payload == "" && o.PayloadPattern == nil {
+	if err != nil || len(h.masks) == 0 || o.Payload == "" {
 		return o, err
 	}
-	text, pattern := o.Payload, o.PayloadPattern
-	o.Payload, o.PayloadPattern = "", nil
+	meets, err := operate.Filter{Payload: o.Payload}.Matcher()
+	o.Payload = ""
 	o.Match = func(l operate.Letter) bool {
-		return meets(h.shownPayload(l.Delivery.Body), text, pattern)
+		l.Delivery.Body = h.shownPayload(l.Delivery.Body)
+		return meets(l)
 	}
-	return o, nil
-}
-
-func meets(body []byte, text string, pattern *regexp.Regexp) bool {
-	return strings.Contains(string(body), text) && (pattern == nil || pattern.Match(body))
+	return o, err
 }
 
 // lookAt looks at a dead-letter queue and keeps the letters, within the bounds.

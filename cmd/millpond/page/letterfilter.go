@@ -1,15 +1,12 @@
 package page
 
 import (
-	"fmt"
 	"html/template"
 	"net/url"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -102,78 +99,18 @@ func (f filter) With(name, value string) template.URL {
 	return template.URL(v.Encode())
 }
 
-// operate returns the filter for a look at now, without Queues and Payload.
+// operate returns the filter for a look at now, without Queues.
 func (f filter) operate(now time.Time) (operate.Filter, error) {
-	o := operate.Filter{
-		Reason: header.Reason(f.Reason), Handler: f.Handler, Group: f.Group,
-	}
-	if f.ID != "" {
-		o.IDs = []string{f.ID}
-	}
-	var err error
-	if o.Error, o.ErrorPattern, err = textOrPattern("error", f.Error); err != nil {
-		return o, err
-	}
-	if o.Payload, o.PayloadPattern, err = textOrPattern("payload", f.Payload); err != nil {
-		return o, err
-	}
-	if o.Since, err = timeOf("since", f.Since, now); err != nil {
-		return o, err
-	}
-	if o.Until, err = timeOf("until", f.Until, now); err != nil {
-		return o, err
-	}
-	for _, text := range f.Headers {
-		key, value, ok := strings.Cut(text, "=")
-		if !ok || key == "" {
-			return o, badRequest("header %q: write name=value, or name=/regular expression/", text)
-		}
-		exact, pattern, err := textOrPattern("header", value)
-		if err != nil {
-			return o, err
-		}
-		if pattern != nil {
-			if o.HeaderPatterns == nil {
-				o.HeaderPatterns = map[string]*regexp.Regexp{}
+	var o operate.Filter
+	for name, list := range f.values() {
+		for _, value := range list {
+			if name == "queue" {
+				continue
 			}
-			o.HeaderPatterns[key] = pattern
-			continue
+			if err := o.Set(name, value, now); err != nil {
+				return o, badRequest("%v", err)
+			}
 		}
-		if o.Headers == nil {
-			o.Headers = map[string]string{}
-		}
-		o.Headers[key] = exact
 	}
 	return o, nil
-}
-
-// textOrPattern reads a text, or a regular expression between slashes.
-func textOrPattern(name, text string) (string, *regexp.Regexp, error) {
-	if len(text) < 3 || text[0] != '/' || text[len(text)-1] != '/' {
-		return text, nil, nil
-	}
-	pattern, err := regexp.Compile(text[1 : len(text)-1])
-	if err != nil {
-		return "", nil, badRequest("%s: %v", name, err)
-	}
-	return "", pattern, nil
-}
-
-// timeOf reads a time in UTC, or a time ago.
-func timeOf(name, text string, now time.Time) (time.Time, error) {
-	if text == "" {
-		return time.Time{}, nil
-	}
-	if ago, err := time.ParseDuration(text); err == nil {
-		return now.Add(-ago), nil
-	}
-	for _, layout := range []string{
-		time.RFC3339, "2006-01-02T15:04", "2006-01-02 15:04", "2006-01-02",
-	} {
-		if t, err := time.Parse(layout, text); err == nil {
-			return t, nil
-		}
-	}
-	return time.Time{}, failure{400, fmt.Errorf(
-		"%s %q is no time: write 2026-03-01 12:00 in UTC, or 2h for two hours ago", name, text)}
 }

@@ -111,7 +111,7 @@ func (h *Handler) lookWaiting(w http.ResponseWriter, r *http.Request) error {
 		if err != nil {
 			return nil, err
 		}
-		found, err := operator.Waiting(ctx, main.Plan)
+		found, err := operator.Waiting(ctx, main.Plan, operate.Filter{})
 		slices.SortStableFunc(found, func(a, b operate.Waiter) int {
 			return cmp.Or(zeroLast(a.Due, b.Due), a.Due.Compare(b.Due))
 		})

@@ -28,6 +28,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/management"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -233,7 +234,7 @@ func TestNothingSecretIsLoggedOrWritten(t *testing.T) {
 		URL: secret, AdminURL: node.URL(), Queue: "orders", Verbose: true,
 		Configure: rig.Picky, Policy: rig.Quickly(1),
 		ClientOptions: []topology.Option{
-			topology.WithManagement("http://shop:" + password + "@127.0.0.1:1/"),
+			topology.WithManagement(management.At("http://shop:" + password + "@127.0.0.1:1/")),
 		},
 		Handle: func(msg *message.Message) error {
 			kind := msg.Metadata.Get("kind")

@@ -16,6 +16,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/management"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -291,7 +292,7 @@ func TestFiniteDeliveryLimitIsNamedWithItsRemedy(t *testing.T) {
 		// Every question is about the vhost that is opened, not the vhost of the URL.
 		cfg, logs := inVhost(node.URL(), "it's one"), &rig.Logs{}
 		client := rig.OpenWith(t, cfg.Connection, topology.PerQueue{},
-			topology.WithManagement(api), topology.WithLogger(logs))
+			topology.WithManagement(management.At(api)), topology.WithLogger(logs))
 		o := rig.OpenOperator(t, node.URL(), operate.WithManagement(api),
 			operate.WithAMQP(amqp.Config{Vhost: "it's one"}))
 		rig.QuorumQueue(&cfg)

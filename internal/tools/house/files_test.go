@@ -70,10 +70,9 @@ var library = map[string][]string{
 	"topology": {
 		module + "/backoff", module + "/middleware", module + "/middleware/header",
 		module + "/internal/excerpt", module + "/internal/audit", module + "/internal/consumer",
-		module + "/internal/ladder", module + "/internal/link", module + "/internal/management",
-		module + "/internal/nils", module + "/internal/observe", module + "/internal/publisher",
-		module + "/internal/seam", module + "/internal/wire", module + "/topology/wait",
-		watermill + "/…", wamqp, amqp091,
+		module + "/internal/ladder", module + "/internal/link", module + "/internal/nils",
+		module + "/internal/observe", module + "/internal/publisher", module + "/internal/seam",
+		module + "/internal/wire", module + "/topology/wait", watermill + "/…", wamqp, amqp091,
 	},
 	"topology/inorder": {
 		module + "/internal/consumer", module + "/internal/inorder", module + "/internal/order",
@@ -82,6 +81,9 @@ var library = map[string][]string{
 	"topology/native": {
 		module + "/internal/audit", module + "/internal/consumer", module + "/internal/ladder",
 		module + "/internal/native", module + "/internal/seam", module + "/topology",
+	},
+	"topology/management": {
+		module + "/internal/audit", module + "/internal/management", module + "/internal/policies",
 	},
 	"topology/wait":   {amqp091},
 	"topology/amqpv3": {module + "/topology", watermill, wamqp, wamqp3, amqp091},
@@ -94,8 +96,8 @@ var library = map[string][]string{
 		module + "/middleware", module + "/middleware/header", module + "/topology",
 		module + "/internal/audit", module + "/internal/excerpt", module + "/internal/fleet",
 		module + "/internal/link", module + "/internal/management", module + "/internal/order",
-		module + "/internal/publisher", module + "/internal/scan", module + "/internal/wire", watermill,
-		watermill + "/message/router/middleware", amqp091,
+		module + "/internal/policies", module + "/internal/publisher", module + "/internal/scan",
+		module + "/internal/wire", watermill, watermill + "/message/router/middleware", amqp091,
 	},
 	"cmd/millpond/page": {
 		module + "/middleware/header", module + "/topology", module + "/topology/operate",
@@ -107,7 +109,8 @@ var library = map[string][]string{
 	"topology/operate/discover": {
 		module + "/middleware/header", module + "/topology", module + "/topology/operate",
 		module + "/internal/audit", module + "/internal/excerpt", module + "/internal/fleet",
-		module + "/internal/link", module + "/internal/management", amqp091,
+		module + "/internal/link", module + "/internal/management", module + "/internal/policies",
+		amqp091,
 	},
 	"topology/operate/doctor": {
 		module + "/topology", module + "/topology/operate", module + "/internal/audit",
@@ -118,7 +121,11 @@ var library = map[string][]string{
 // internals does the same for the packages behind them. None of them may import a package in front
 // of it, or a tool of tests.
 var internals = map[string][]string{
-	"internal/audit": {module + "/internal/excerpt", module + "/internal/management", amqp091},
+	"internal/audit": {amqp091},
+	"internal/policies": {
+		module + "/internal/audit", module + "/internal/excerpt", module + "/internal/management",
+		amqp091,
+	},
 	"internal/consumer": {
 		module + "/backoff", module + "/middleware", module + "/middleware/header",
 		module + "/internal/audit", module + "/internal/clock", module + "/internal/hold",

@@ -17,6 +17,7 @@ import (
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/fleet"
 	"github.com/millpond-go/millpond/internal/management"
+	"github.com/millpond-go/millpond/internal/policies"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -28,7 +29,7 @@ type seen struct {
 	exchanges map[string]management.Exchange
 	// from and into have the bindings of the exchanges that matter, by exchange and by queue.
 	from, into map[string][]topology.Binding
-	policies   *audit.Policies
+	policies   *policies.Set
 	unclear    []Unclear
 	brakes     []string
 }
@@ -74,7 +75,9 @@ func look(ctx context.Context, api *management.API, vhost string) (*seen, error)
 	if err := s.follow(ctx, api, waits); err != nil {
 		return nil, err
 	}
-	s.readPolicies(ctx, api)
+	if s.policies, err = policies.Read(ctx, api, vhost); err != nil {
+		s.unseen("policies", err)
+	}
 	return s, ctx.Err()
 }
 
@@ -227,7 +230,11 @@ func (s *seen) follow(ctx context.Context, api *management.API, waits []*waitQue
 			continue
 		}
 		read[name] = true
-		err := api.BindingsFrom(ctx, s.vhost, name, func(b management.Bound) {
+		bindings, err := api.Bindings(ctx, s.vhost, name)
+		if err != nil && !errors.Is(err, management.ErrNotFound) {
+			return fmt.Errorf("management API: %w", err)
+		}
+		for _, b := range bindings {
 			found := bindingOf(name, b)
 			s.from[name] = append(s.from[name], found)
 			if found.Queue != "" {
@@ -235,9 +242,6 @@ func (s *seen) follow(ctx context.Context, api *management.API, waits []*waitQue
 			} else {
 				open = append(open, found.ToExchange)
 			}
-		})
-		if err != nil && !errors.Is(err, management.ErrNotFound) {
-			return fmt.Errorf("management API: %w", err)
 		}
 		// The alternate exchange of an exchange behind it is the user's.
 		if returns[name] {
@@ -273,19 +277,6 @@ func (s *seen) unseen(name string, err error) {
 	s.unclear = append(s.unclear, Unclear{
 		Text: fmt.Sprintf("the %s of vhost %q could not be seen: %v", name, s.vhost, err),
 	})
-}
-
-func (s *seen) readPolicies(ctx context.Context, api *management.API) {
-	list := &audit.Policies{}
-	var err error
-	if list.User, err = api.Policies(ctx, s.vhost); err == nil {
-		list.Operator, err = api.OperatorPolicies(ctx, s.vhost)
-	}
-	if err != nil {
-		s.unseen("policies", err)
-		return
-	}
-	s.policies = list
 }
 
 // readClients reads the consumers of the main queues.

@@ -35,7 +35,7 @@ func TestReplayIsRehearsedConfirmedAndSeenByAll(t *testing.T) {
 	require.Equal(t, 30, h.Count)
 	require.Equal(t, 40, h.Found.Total)
 	require.Contains(t, h.Words, `Replay 30 dead letters of queue "`+y.queue+
-		`", whose error contains "connection refused"; the first 3 are watched before the others go; `+
+		`", error="connection refused"; the first 3 are watched before the others go; `+
 		`in steps of 10; stop when more than 5 % are dead again`)
 	require.Equal(t, 1, h.Consumers.N)
 	y.depth(y.dead, 40) // nothing was moved

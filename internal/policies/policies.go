@@ -1,4 +1,8 @@
-package audit
+// Package policies judges the policies of a broker, and asks the management API for them and for
+// queues: which messages of a plan do policies delete, misdirect or delay? It plugs into package
+// audit, so that a program which names no management API links neither. It changes nothing on the
+// broker.
+package policies
 
 import (
 	"cmp"
@@ -10,13 +14,14 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/management"
 )
 
-// Policies are the policies of a vhost, as they are now. They are matched here, because the
+// Set has the policies of a vhost, as they are now. They are matched here, because the
 // management API shows the policies of one queue up to ten seconds late, and shows none for a queue
 // that is younger (F35).
-type Policies struct {
+type Set struct {
 	User, Operator []management.Policy
 }
 
@@ -54,12 +59,12 @@ const (
 // Of returns the policies that apply to a queue, which need not exist. At most one policy and one
 // operator policy do: those with the highest priority that match. Of several with that priority the
 // broker chooses one, and Of returns all of them.
-func (p *Policies) Of(queue, kind string) Applied {
+func (p *Set) Of(queue, kind string) Applied {
 	return p.applied(queue, func(c management.Policy) reach { return fitsQueue(c, kind) })
 }
 
 // ofExchange is Of for an exchange.
-func (p *Policies) ofExchange(exchange string) Applied {
+func (p *Set) ofExchange(exchange string) Applied {
 	return p.applied(exchange, func(c management.Policy) reach {
 		if c.ApplyTo == "all" || c.ApplyTo == "exchanges" {
 			return applies
@@ -76,7 +81,7 @@ func fitsQueue(p management.Policy, kind string) reach {
 	case "classic_queues", "quorum_queues":
 		only = strings.TrimSuffix(p.ApplyTo, "_queues")
 	case "streams":
-		only = Stream
+		only = audit.Stream
 	case "exchanges":
 		return appliesNot
 	}
@@ -97,7 +102,7 @@ func fitsQueue(p management.Policy, kind string) reach {
 	return found
 }
 
-func (p *Policies) applied(name string, fits func(management.Policy) reach) Applied {
+func (p *Set) applied(name string, fits func(management.Policy) reach) Applied {
 	var a Applied
 	for _, group := range []struct {
 		list     []management.Policy
@@ -143,8 +148,12 @@ func (p *Policies) applied(name string, fits func(management.Policy) reach) Appl
 // which many policies begin with.
 func matchesName(pattern, name string) (bool, error) {
 	for strings.HasPrefix(pattern, "^(?!") || strings.HasPrefix(pattern, "^(?=") {
-		end := closing(pattern[1:])
-		if end < 0 || hasAlternatives(pattern[1+end:]) {
+		end := place(pattern[1:], ')')
+		if end < 0 {
+			break
+		}
+		rest := pattern[1+end:]
+		if place(rest, '|') >= 0 || strings.Contains(rest, "[") && strings.Contains(rest, "|") {
 			break
 		}
 		ahead, err := regexp.Compile("^(?:" + pattern[len("^(?!"):end] + ")")
@@ -163,48 +172,27 @@ func matchesName(pattern, name string) (bool, error) {
 	return compiled.MatchString(name), nil
 }
 
-// closing returns the end of the group that a pattern begins with, behind its parenthesis; -1 where
-// a character class may hold parentheses.
-func closing(pattern string) int {
+// place returns the index behind the first end that is outside of all groups, or that closes one; -1
+// if there is none, or if a character class before it may hold parentheses.
+func place(pattern string, end byte) int {
 	depth := 0
 	for i := 0; i < len(pattern); i++ {
 		switch pattern[i] {
 		case '\\':
 			i++
+			continue
 		case '[':
 			return -1
 		case '(':
 			depth++
 		case ')':
-			if depth--; depth == 0 {
-				return i + 1
-			}
+			depth--
+		}
+		if depth == 0 && pattern[i] == end {
+			return i + 1
 		}
 	}
 	return -1
-}
-
-// hasAlternatives reports whether a pattern may have a | outside of its groups.
-func hasAlternatives(pattern string) bool {
-	if strings.Contains(pattern, "[") { // a class may hold parentheses
-		return strings.Contains(pattern, "|")
-	}
-	depth := 0
-	for i := 0; i < len(pattern); i++ {
-		switch pattern[i] {
-		case '\\':
-			i++
-		case '(':
-			depth++
-		case ')':
-			depth--
-		case '|':
-			if depth == 0 {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // Definition merges the rules as the broker does: of two numbers the smaller, where a negative one
@@ -213,8 +201,8 @@ func (a *Applied) Definition() map[string]any {
 	merged := map[string]any{}
 	for _, r := range a.Rules {
 		before, set := merged[r.Key]
-		n, isNumber := WholeNumber(r.Value)
-		was, wasNumber := WholeNumber(before)
+		n, isNumber := audit.WholeNumber(r.Value)
+		was, wasNumber := audit.WholeNumber(before)
 		if set && isNumber && wasNumber && (n < 0 || was >= 0 && was < n) {
 			continue
 		}
@@ -226,17 +214,14 @@ func (a *Applied) Definition() map[string]any {
 // Surely reports whether a policy that applies for certain sets a key. Of several with the same
 // priority the broker chooses one, so that all of them must set it.
 func (a *Applied) Surely(key string) bool {
-	sets := map[bool]map[string]bool{false: {}, true: {}} // by operator, then by name
-	for _, r := range a.Rules {
-		of := sets[r.Operator]
-		of[r.Policy.Name] = of[r.Policy.Name] || r.Key == key && r.certain
-	}
-	for _, of := range sets {
-		all := len(of) > 0
-		for _, set := range of {
-			all = all && set
+	for _, operator := range []bool{false, true} {
+		sets := map[string]bool{} // by the name of the policy
+		for _, r := range a.Rules {
+			if r.Operator == operator {
+				sets[r.Policy.Name] = sets[r.Policy.Name] || r.Key == key && r.certain
+			}
 		}
-		if all {
+		if len(sets) > 0 && !slices.Contains(slices.Collect(maps.Values(sets)), false) {
 			return true
 		}
 	}

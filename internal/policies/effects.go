@@ -1,14 +1,14 @@
-package audit
+package policies
 
 import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/excerpt"
 )
 
@@ -45,11 +45,11 @@ func Line(severity, kind, name, text string) string {
 // Judge names the harm that the policies do to a plan, in the order of the plan, and the policies
 // whose pattern cannot be read. known are the queues that exist, as the broker describes them; the
 // other queues are taken to be as the plan declares them.
-func (p *Policies) Judge(
-	plan Plan, known map[string]Known, version Version, vhost string,
+func (p *Set) Judge(
+	plan audit.Plan, known map[string]audit.Facts, version audit.Version, vhost string,
 ) (findings []Finding, unreadable []string) {
 	strange := map[string]bool{} // policies with a key that is not known
-	for _, s := range plan.subjects(known, version) {
+	for _, s := range subjects(plan, known, version) {
 		if s.kind == "exchange" {
 			s.applied = p.ofExchange(s.name)
 		} else {
@@ -90,9 +90,9 @@ func (s *subject) judge(r Rule) (Severity, string) {
 	switch {
 	case s.kind == "exchange":
 		about = key.exchange
-	case s.role == RoleMain:
+	case s.role == audit.RoleMain:
 		about = key.main
-	case s.role == RoleWait:
+	case s.role == audit.RoleWait:
 		about = key.wait
 	}
 	if about == nil {
@@ -124,8 +124,8 @@ func (s *subject) exemption(r Rule, vhost string) string {
 		case !set || !s.harmful(other):
 		case other.Key == "ha-mode":
 			rest["ha-promote-on-failure"] = "when-synced"
-		case other.Key == LimitKey:
-			rest[LimitKey] = LargeLimit
+		case other.Key == audit.LimitKey:
+			rest[audit.LimitKey] = audit.LargeLimit
 		default:
 			delete(rest, other.Key)
 		}
@@ -139,7 +139,7 @@ func (s *subject) exemption(r Rule, vhost string) string {
 
 // harmful reports whether a finding names the rule: here, or as Facts.Drops.
 func (s *subject) harmful(r Rule) bool {
-	if _, limited := s.limited(r); r.Key == LimitKey && limited && s.gone() == deleted {
+	if _, limited := s.limited(r); r.Key == audit.LimitKey && limited && s.gone() == deleted {
 		return true
 	}
 	_, harm := s.judge(r)
@@ -153,40 +153,29 @@ func RaiseLimit(vhost, queue string, above *Rule) string {
 	if above != nil {
 		maps.Copy(definition, above.Policy.Definition)
 	}
-	definition[LimitKey] = LargeLimit
+	definition[audit.LimitKey] = audit.LargeLimit
 	return setPolicy(vhost, "queue", queue, "limit", above, definition)
 }
 
-// setPolicy is the rabbitmqctl command that sets a policy on one queue or exchange alone. At most
-// one policy of each kind applies, so a policy above another one gets a higher priority and has to
-// repeat the keys of the other that must stay.
+// setPolicy is audit.SetPolicy, above another policy if there is one. At most one policy of each
+// kind applies, so the policy gets a higher priority and has to repeat the keys of the other that
+// must stay.
 func setPolicy(
 	vhost, kind, name, purpose string, above *Rule, definition map[string]any,
 ) string {
-	words := []string{
-		"rabbitmqctl", "set_policy", "--vhost", ShellWord(vhost), "--apply-to", kind + "s",
+	if above == nil {
+		return audit.SetPolicy(vhost, kind, name, purpose, definition)
 	}
-	if above != nil {
-		if above.Operator {
-			words[1] = "set_operator_policy"
-		}
-		words = append(words, "--priority", strconv.Itoa(above.Policy.Priority+1))
+	command := audit.SetPolicy(vhost, kind, name, purpose, definition,
+		"--priority", strconv.Itoa(above.Policy.Priority+1))
+	if above.Operator {
+		command = strings.Replace(command, "set_policy", "set_operator_policy", 1)
 	}
-	value, _ := json.Marshal(definition) // never fails: it came as JSON
-	return strings.Join(append(words, ShellWord("millpond-"+purpose+"-"+name),
-		ShellWord("^"+regexp.QuoteMeta(name)+"$"), ShellWord(string(value))), " ")
-}
-
-// ShellWord quotes a word for a shell.
-func ShellWord(word string) string {
-	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+	return command
 }
 
 // valueText writes the value of a policy's key.
 func valueText(value any) string {
-	text, err := json.Marshal(value)
-	if err != nil {
-		return fmt.Sprintf("%q", fmt.Sprint(value))
-	}
+	text, _ := json.Marshal(value) // never fails: it came as JSON
 	return string(text)
 }

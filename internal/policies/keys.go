@@ -1,4 +1,4 @@
-package audit
+package policies
 
 import (
 	"cmp"
@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/millpond-go/millpond/internal/audit"
 )
 
 // policyKey is the effect of one key of a policy on each part of a plan. A nil judgement stands for
@@ -22,9 +24,9 @@ type policyKey struct {
 }
 
 var (
-	classic    = []string{Classic}
-	replicated = []string{Quorum, Stream}
-	noStream   = []string{Classic, Quorum}
+	classic    = []string{audit.Classic}
+	replicated = []string{audit.Quorum, audit.Stream}
+	noStream   = []string{audit.Classic, audit.Quorum}
 )
 
 // judgement is the effect of the key on one queue or exchange of a plan; "" for no harm.
@@ -116,10 +118,10 @@ func (s *subject) text(key string) string {
 // its argument, knows no reject-publish-dlx and then drops (F39).
 func (s *subject) overflow() string {
 	found := s.text("overflow")
-	if ruled, _ := s.policy["overflow"].(string); ruled != "" && s.queueType != Classic {
+	if ruled, _ := s.policy["overflow"].(string); ruled != "" && s.queueType != audit.Classic {
 		found = ruled
 	}
-	if found == "" || found == "reject-publish-dlx" && s.queueType == Quorum {
+	if found == "" || found == "reject-publish-dlx" && s.queueType == audit.Quorum {
 		return "drop-head"
 	}
 	return found
@@ -127,8 +129,8 @@ func (s *subject) overflow() string {
 
 // tighter reads the rule's number, and reports whether it is smaller than the argument's.
 func (s *subject) tighter(r Rule) (int64, bool) {
-	n, ok := WholeNumber(r.Value)
-	own, set := WholeNumber(s.arguments["x-"+r.Key])
+	n, ok := audit.WholeNumber(r.Value)
+	own, set := audit.WholeNumber(s.arguments["x-"+r.Key])
 	return n, ok && (!set || own < 0 || n < own)
 }
 
@@ -148,7 +150,7 @@ const deleted = "are deleted"
 
 // milliseconds writes a number of them as a duration.
 func milliseconds(n int64) string {
-	return DelayText(time.Duration(min(n, MaxHold.Milliseconds())) * time.Millisecond)
+	return audit.DelayText(time.Duration(min(n, audit.MaxHold.Milliseconds())) * time.Millisecond)
 }
 
 // found returns a finding where there is harm, and none otherwise.
@@ -176,14 +178,14 @@ func shorterTTL(text string) judgement {
 }
 
 func waitTTL(s *subject, r Rule) (Severity, string) {
-	n, _ := WholeNumber(r.Value)
+	n, _ := audit.WholeNumber(r.Value)
 	return found(n < s.delay.Milliseconds(), Critical,
 		"messages return after %s, before their delay of %s is over",
-		milliseconds(n), DelayText(s.delay))
+		milliseconds(n), audit.DelayText(s.delay))
 }
 
 func expires(_ *subject, r Rule) (Severity, string) {
-	n, _ := WholeNumber(r.Value)
+	n, _ := audit.WholeNumber(r.Value)
 	return critical("the queue is deleted with all its messages when it had no consumer for %s, "+
 		"also while messages are published to it", milliseconds(n))
 }
@@ -235,10 +237,10 @@ func fullKeep(s *subject) (Severity, string) {
 	switch {
 	case s.overflow() == "drop-head":
 		return critical(dropsOldest, s.gone())
-	case s.role == RoleStranded:
+	case s.role == audit.RoleStranded:
 		return critical("a full queue refuses stranded messages, " +
 			"which stops quorum wait queues for all and loses the messages of classic wait queues")
-	case s.role == RoleLine:
+	case s.role == audit.RoleLine:
 		return warning("a full queue refuses failed messages, which are held unacked until there is " +
 			"room: the later messages of their keys wait, too")
 	}
@@ -284,7 +286,7 @@ func (s *subject) counted() string {
 // limited reads a delivery limit that is in reach and that the policy alone sets.
 func (s *subject) limited(r Rule) (int64, bool) {
 	n, tighter := s.tighter(r)
-	return n, tighter && n >= 0 && n < HarmlessLimit && s.queueType != Classic
+	return n, tighter && n >= 0 && n < audit.HarmlessLimit && s.queueType != audit.Classic
 }
 
 // mainLimit judges only a queue that does not exist yet. Facts.Drops names the limit of a queue
@@ -329,7 +331,7 @@ func alternate(s *subject, r Rule) (Severity, string) {
 	if _, set := s.arguments["alternate-exchange"]; set {
 		return "", ""
 	}
-	if s.role == RoleDead {
+	if s.role == audit.RoleDead {
 		return warning("dead letters for which this dead-letter target finds no queue go to exchange %s "+
 			"in place of being held, unless the target names another alternate exchange itself",
 			valueText(r.Value))
@@ -340,9 +342,9 @@ func alternate(s *subject, r Rule) (Severity, string) {
 }
 
 func mainTimeout(s *subject, r Rule) (Severity, string) {
-	n, _ := WholeNumber(r.Value)
+	n, _ := audit.WholeNumber(r.Value)
 	latest := s.version.AtLeast(4, 3)
-	if n >= DefaultConsumerTimeout.Milliseconds() || s.queueType == Classic && latest {
+	if n >= audit.DefaultConsumerTimeout.Milliseconds() || s.queueType == audit.Classic && latest {
 		return "", ""
 	}
 	text := "a message that is handled for longer than %s is delivered again meanwhile, " +
@@ -357,8 +359,8 @@ func mainTimeout(s *subject, r Rule) (Severity, string) {
 const defaultDisconnected = time.Minute
 
 func mainDisconnected(s *subject, r Rule) (Severity, string) {
-	n, _ := WholeNumber(r.Value)
-	tardy := n > defaultDisconnected.Milliseconds() && s.queueType != Classic
+	n, _ := audit.WholeNumber(r.Value)
+	tardy := n > defaultDisconnected.Milliseconds() && s.queueType != audit.Classic
 	return found(tardy, Warning,
 		"messages in the hands of a consumer whose node cannot be reached are delivered "+
 			"again only after %s", milliseconds(n))
@@ -371,12 +373,12 @@ func delayed(text string, ends ...string) judgement {
 		how, _ := s.policy["delayed-retry-type"].(string)
 		var bounds []string
 		for _, key := range []string{"delayed-retry-min", "delayed-retry-max"} {
-			if n, ok := WholeNumber(s.policy[key]); ok {
+			if n, ok := audit.WholeNumber(s.policy[key]); ok {
 				bounds = append(bounds, milliseconds(n))
 			}
 		}
 		delay := cmp.Or(strings.Join(slices.Compact(bounds), " to "), "the broker's delay")
-		holds := s.queueType != Classic && slices.Contains(ends, how)
+		holds := s.queueType != audit.Classic && slices.Contains(ends, how)
 		return found(holds && !s.rejects, Warning, text, delay)
 	}
 }
@@ -391,7 +393,7 @@ const (
 )
 
 func mirrored(s *subject, _ Rule) (Severity, string) {
-	safe := s.queueType == Quorum || s.policy["ha-promote-on-failure"] == "when-synced"
+	safe := s.queueType == audit.Quorum || s.policy["ha-promote-on-failure"] == "when-synced"
 	return found(!safe, Warning,
 		"where a node dies, a mirror that is not synchronised may take its place, and "+
 			"the messages that this mirror does not have are lost: quorum queues keep them, and with "+

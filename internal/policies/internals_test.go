@@ -1,4 +1,4 @@
-package audit
+package policies
 
 import (
 	"maps"

@@ -1,0 +1,32 @@
+// Package management lets a Client ask RabbitMQ's management API. It is a package of its own, so
+// that programs without it link neither its client nor the judgement of policies.
+package management
+
+import (
+	"context"
+	"crypto/tls"
+
+	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/management"
+	"github.com/millpond-go/millpond/internal/policies"
+)
+
+// At is the management API at url, for topology.WithManagement.
+//
+// url is http or https with a user and its password, both percent-encoded, which never appear in an
+// error. The user needs the tag monitoring and permissions in the vhost, of which ^$ is enough.
+// https trusts the authorities of Connection.TLSConfig.
+func At(url string) audit.Management { return api(url) }
+
+type api string
+
+func (a api) Validate() error {
+	_, err := management.New(string(a), nil)
+	return err
+}
+
+func (a api) Ask(
+	ctx context.Context, vhost, cluster string, config *tls.Config,
+) audit.Manager {
+	return policies.NewManager(ctx, string(a), vhost, cluster, config)
+}
