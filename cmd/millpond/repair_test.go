@@ -14,6 +14,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -74,18 +75,13 @@ func TestEditChangesOneLetter(t *testing.T) { eachKind(t, editChangesOneLetter) 
 func editChangesOneLetter(t *testing.T, s *service) {
 	testbroker.Delete(t, s.queue+".dlq.originals")
 	s.die()
-	headers := everyType()
 	notes := header.RetryState{
 		Failures: 3, Reason: header.ReasonPermanent, Error: "total \x1b]0;evil\a is \u202eno number",
 	}
-	for key, value := range notes.DeadHeaders(s.queue) {
-		headers[key] = value
-	}
 	const body = `{"id":12345678901234567890,"total":1e2,"note":"a <b> é` + "\u202e" + `"}`
-	s.publish(s.queue+".dlq", amqp.Publishing{
-		MessageId: "broken", Headers: headers, Body: []byte(body), ContentType: "application/json",
-		DeliveryMode: amqp.Persistent,
-	})
+	s.publish(s.queue+".dlq", shop.Dead(s.queue, notes, amqp.Publishing{
+		MessageId: "broken", Headers: everyType(), Body: []byte(body), ContentType: "application/json",
+	}))
 	rig.AwaitDepth(t, s.url, s.queue+".dlq", 4)
 	shown := filepath.Join(t.TempDir(), "shown")
 	script := `cp "$1" ` + shown + `
@@ -163,7 +159,6 @@ func TestEditThatIsCancelledChangesNothing(t *testing.T) {
 	s := newService(t, "classic")
 	testbroker.Delete(t, s.queue+".dlq.originals")
 	s.die()
-	rig.AwaitDepth(t, s.url, s.queue+".dlq", 3)
 	for name, c := range map[string]struct{ script, says string }{
 		"empty":     {`: >"$1"`, "cancelled"},
 		"unchanged": {`touch "$1"`, "cancelled"},
@@ -225,7 +220,6 @@ func TestPatchChangesManyLetters(t *testing.T) { eachKind(t, patchChangesManyLet
 func patchChangesManyLetters(t *testing.T, s *service) {
 	testbroker.Delete(t, s.queue+".dlq.originals")
 	s.die()
-	rig.AwaitDepth(t, s.url, s.queue+".dlq", 3)
 	file := filepath.Join(t.TempDir(), "patch.json")
 	patch := `[{"op":"add","path":"/note","value":"<x>"},
 		{"op":"replace","path":"/order","value":1.50}]`
@@ -332,15 +326,10 @@ func TestGroupsAreHarmlessAndChooseLetters(t *testing.T) {
 	s := newService(t, "classic")
 	s.die()
 	for i := range 3 {
-		headers := amqp.Table{}
-		notes := header.RetryState{
+		s.publish(s.queue+".dlq", shop.Dead("other\nqueue", header.RetryState{
 			Reason: "\x1b[2Jcleared", Handler: "\u202ereversed",
 			Error: fmt.Sprintf("\x1b]0;%d\a\u202eboom", i),
-		}
-		for key, value := range notes.DeadHeaders("other\nqueue") {
-			headers[key] = value
-		}
-		s.publish(s.queue+".dlq", amqp.Publishing{MessageId: fmt.Sprint("evil-", i), Headers: headers})
+		}, amqp.Publishing{MessageId: fmt.Sprint("evil-", i)}))
 	}
 	rig.AwaitDepth(t, s.url, s.queue+".dlq", 6)
 	o := s.tool("dead", "groups", s.queue)

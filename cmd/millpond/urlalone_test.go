@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -13,15 +12,12 @@ import (
 	"testing"
 	"time"
 
-	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
-	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -73,104 +69,16 @@ func relay(t *testing.T, address, to string) string {
 	return l.Addr().String()
 }
 
-// house is a broker with three services: orders with PerQueue, invoices with Shared wait queues of
-// the prefix shop, and mail with Levels. An engineer has the broker's URL and nothing else.
+// house is a house of the shop, and an engineer who has the broker's URL and nothing else.
 type house struct {
-	t        *testing.T
-	url      string // of the engineer
-	node     *testbroker.Node
-	services map[string]*rig.Service
-	handled  atomic.Int64
+	*shop.House
+	url string // of the engineer
 }
-
-var houseQueues = []string{"orders", "invoices", "mail"}
 
 func newHouse(t *testing.T) *house {
 	t.Helper()
-	node, api := testbroker.Managed(t, "")
-	h := &house{
-		t: t, node: node, url: onOneHost(t, node.URL(), api), services: map[string]*rig.Service{},
-	}
-	rig.DeclareExchange(t, node.URL(), "events", "topic")
-	for queue, c := range map[string]rig.Config{
-		"orders": {Strategy: topology.PerQueue{}, Configure: unlimited},
-		"invoices": {
-			Strategy:  topology.Shared{Type: topology.Classic, Prefix: "shop", Via: []string{"events"}},
-			Configure: rig.OnTopic("events", "invoice.*"),
-		},
-		"mail": {Strategy: topology.Levels{Max: 2 * time.Hour}, Configure: unlimited},
-	} {
-		h.services[queue] = h.start(queue, c)
-	}
-	return h
-}
-
-func (h *house) start(queue string, c rig.Config) *rig.Service {
-	h.t.Helper()
-	c.URL, c.Queue, c.Keep, c.Handle = h.node.URL(), queue, true, h.handle
-	c.Policy = backoff.List{200 * time.Millisecond, time.Hour}
-	c.Configure = andPicky(c.Configure)
-	return rig.Start(h.t, c)
-}
-
-// strand lets a message wait for a queue that is deleted meanwhile.
-func (h *house) strand() {
-	h.t.Helper()
-	old := h.start("old", rig.Config{
-		Strategy: topology.Levels{Max: 2 * time.Hour}, Configure: rig.QuorumQueue,
-	})
-	h.send("old", "is stranded")
-	rig.WaitFor(h.t, "the message to wait", func() bool {
-		return old.Logs.Said("Message will be retried") == 1
-	})
-	old.Stop()
-	rig.DeleteQueue(h.t, h.node.URL(), "old")
-	rig.DeleteQueue(h.t, h.node.URL(), "old.dlq")
-	rig.AwaitDepth(h.t, h.node.URL(), "millpond.stranded", 1)
-}
-
-// unlimited makes the main queue a quorum queue that drops nothing, on RabbitMQ 4, too (F2).
-func unlimited(cfg *wamqp.Config) {
-	cfg.Queue.Arguments = amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int32(1 << 30)}
-}
-
-// andPicky sets a marshaler, too, that cannot decode the body "refuse".
-func andPicky(configure func(*wamqp.Config)) func(*wamqp.Config) {
-	return func(cfg *wamqp.Config) {
-		configure(cfg)
-		rig.Picky(cfg)
-	}
-}
-
-// handle fails as the body of the message says.
-func (h *house) handle(msg *message.Message) error {
-	switch string(msg.Payload) {
-	case "waits":
-		return middleware.RetryAfter(errClosed, time.Hour)
-	case "is stranded":
-		return middleware.RetryAfter(errClosed, 2*time.Second)
-	case "is permanent":
-		return middleware.Permanent(fmt.Errorf("no customer %d", h.handled.Load()+1000))
-	}
-	h.handled.Add(1)
-	return nil
-}
-
-var errClosed = errors.New("the shop is closed")
-
-// send publishes messages to a queue of the house.
-func (h *house) send(queue string, bodies ...string) {
-	h.t.Helper()
-	exchange, key := "", queue
-	if queue == "invoices" {
-		exchange, key = "events", "invoice.new"
-	}
-	for _, body := range bodies {
-		rig.Publish(h.t, h.node.URL(), exchange, key, amqp.Publishing{
-			MessageId: queue + "-" + strings.ReplaceAll(body, " ", "-"), Body: []byte(body),
-			DeliveryMode: amqp.Persistent,
-		})
-	}
+	h := shop.Open(t)
+	return &house{House: h, url: onOneHost(t, h.URL, h.API)}
 }
 
 // others are the reasons that need a crash, an hour or a broken broker: their letters are made here
@@ -182,36 +90,31 @@ var others = []header.Reason{
 
 // fill makes dead letters of every reason, waiting messages and stranded ones.
 func (h *house) fill() {
-	h.t.Helper()
-	for _, queue := range houseQueues {
-		h.send(queue, "is permanent", "refuse", "waits")
+	h.T.Helper()
+	h.Furnish()
+	for _, queue := range shop.Queues {
+		h.Send(queue, "is permanent 1000", "refuse", "waits")
 	}
 	for i, reason := range others {
-		queue := houseQueues[i%len(houseQueues)]
-		state := header.RetryState{
+		queue := shop.Queues[i%len(shop.Queues)]
+		h.Post(queue+".dlq", shop.Dead(queue, header.RetryState{
 			Failures: i + 1, Reason: reason, Class: header.ClassRetryable, Handler: "handler",
 			Error:  fmt.Sprintf("dial tcp 10.0.0.%d:443: connection refused", i),
 			DeadAt: time.Now(), OriginRoutingKey: queue,
-		}
-		letter := amqp.Publishing{
-			MessageId: fmt.Sprintf("%s-%s", queue, reason), DeliveryMode: amqp.Persistent,
-			Body: []byte(`{"n":1}`), Headers: amqp.Table{},
-		}
-		for key, value := range state.DeadHeaders(queue) {
-			letter.Headers[key] = value
-		}
-		rig.Publish(h.t, h.node.URL(), "", queue+".dlq", letter)
+		}, amqp.Publishing{MessageId: fmt.Sprintf("%s-%s", queue, reason), Body: []byte(`{"n":1}`)}))
 	}
-	h.strand()
+	h.Strand(rig.Config{
+		Queue: "old", Strategy: topology.Levels{Max: 2 * time.Hour}, Configure: rig.QuorumQueue,
+	}, "millpond.stranded", 1)
 	for queue, n := range map[string]int{"orders": 5, "invoices": 5, "mail": 4} {
-		rig.AwaitDepth(h.t, h.node.URL(), queue+".dlq", n)
+		rig.AwaitDepth(h.T, h.URL, queue+".dlq", n)
 	}
 }
 
 // ask runs the tool with the URL alone.
 func (h *house) ask(args ...string) outcome {
-	h.t.Helper()
-	o := tool(h.t, h.url, "", append([]string{"--url", h.url}, args...)...)
+	h.T.Helper()
+	o := tool(h.T, h.url, "", append([]string{"--url", h.url}, args...)...)
 	o.out, o.err = h.stable(o.out), h.stable(o.err)
 	return o
 }
@@ -234,12 +137,12 @@ var unstable = []struct {
 
 // awaitCounts waits until the broker has counted all that fill has made.
 func (h *house) awaitCounts() {
-	h.t.Helper()
-	testbroker.WaitFor(h.t, "the management API to count", patience, func() bool {
+	h.T.Helper()
+	testbroker.WaitFor(h.T, "the management API to count", patience, func() bool {
 		o := h.ask("status")
-		require.Zero(h.t, o.code, o.err)
+		require.Zero(h.T, o.code, o.err)
 		return !strings.Contains(o.out, "  ?") && strings.Count(o.out, "  1        4  ")+
-			strings.Count(o.out, "  1        5  ") == len(houseQueues)
+			strings.Count(o.out, "  1        5  ") == len(shop.Queues)
 	})
 }
 
@@ -351,7 +254,7 @@ func TestWrongFlagsHideNothing(t *testing.T) {
 		}
 	}
 	for queue, n := range map[string]int{"orders": 5, "invoices": 5, "mail": 4} {
-		require.Equal(t, n, testbroker.Depth(t, h.node.URL(), queue+".dlq"), "nothing has moved")
+		require.Equal(t, n, testbroker.Depth(t, h.URL, queue+".dlq"), "nothing has moved")
 	}
 }
 
@@ -433,7 +336,7 @@ func TestSeveralQueues(t *testing.T) {
 		{"waiting", "list", "orders", "orders"},
 		{"waiting", "cancel", "--id", "mail-waits"},
 		{"dead", "show", "orders-refuse"},
-		{"stranded", "show", "old-is-stranded"},
+		{"stranded", "show", "old-is-stranded-0"},
 	} {
 		o := h.ask(args...)
 		require.Equal(t, exitDone, o.code, "%v: %s%s", args, o.out, o.err)
@@ -441,11 +344,11 @@ func TestSeveralQueues(t *testing.T) {
 	require.Equal(t, exitFound, h.ask("waiting", "cancel", "--id", "none").code)
 	o := h.ask("--json", "dead", "discard", "--reason", "undecodable", "--yes")
 	require.Equal(t, exitDone, o.code, o.err)
-	for _, queue := range houseQueues {
+	for _, queue := range shop.Queues {
 		require.Contains(t, o.out, `"queue": "`+queue+`"`)
 	}
-	rig.AwaitDepth(t, h.node.URL(), "orders.dlq", 4)
-	rig.DeclareQueue(t, h.node.URL(), "letters", amqp.Table{
+	rig.AwaitDepth(t, h.URL, "orders.dlq", 4)
+	rig.DeclareQueue(t, h.URL, "letters", amqp.Table{
 		"x-queue-type": "quorum", "x-delivery-limit": int64(1<<31 - 1),
 	})
 	o = h.ask("--dlq", "letters", "verify", "orders")
@@ -453,7 +356,7 @@ func TestSeveralQueues(t *testing.T) {
 	o = h.ask("--dlq", "nowhere", "verify", "orders")
 	require.Equal(t, exitUsage, o.code, "%s%s", o.out, o.err)
 	require.Contains(t, h.ask("--json", "status").out, `"unclaimed"`)
-	rig.DeleteQueue(t, h.node.URL(), "mail.dlq")
+	rig.DeleteQueue(t, h.URL, "mail.dlq")
 	o = h.ask("dead", "list", "orders", "mail")
 	require.NotEqual(t, exitDone, o.code, "%s%s", o.out, o.err)
 	require.Contains(t, o.out, "orders-exhausted")

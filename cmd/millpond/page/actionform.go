@@ -18,10 +18,7 @@ import (
 	"github.com/millpond-go/millpond/cmd/millpond/internal/headertext"
 	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
 	"github.com/millpond-go/millpond/topology/operate"
-	"github.com/millpond-go/millpond/topology/operate/discover"
 )
-
-type strandedQueue = discover.Queue
 
 // jobFilter is a filter that the journal can keep.
 func jobFilter(o operate.Filter) job.Filter {
@@ -225,8 +222,7 @@ func (h *Handler) showEdit(
 		return err
 	}
 	v.Headers = strings.Split(strings.TrimSpace(text), "\n")
-	h.render(w, r, http.StatusOK, "edit", view{Title: "Edit a letter", Nav: "dead", Data: v})
-	return nil
+	return h.show(w, r, "edit", view{Title: "Edit a letter", Nav: "dead", Data: v})
 }
 
 // diffLine is a line of a difference; Kind is "+", "-" or "".

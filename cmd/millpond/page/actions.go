@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"html/template"
 	"net/http"
 	"net/url"
@@ -120,14 +119,13 @@ func (h *Handler) running() []job.Action {
 
 // planOf returns the plan of a queue, as the broker shows it.
 func (h *Handler) planOf(ctx context.Context, queue string) (topology.Plan, error) {
-	s := h.watcher.sight(ctx)
-	if s.At.IsZero() {
-		return topology.Plan{}, fmt.Errorf("the broker was not seen yet: %w", errors.Join(s.Err))
+	s, err := h.seen(ctx)
+	if err != nil {
+		return topology.Plan{}, err
 	}
-	main, ok := s.Vhost.Main(queue)
-	if !ok {
-		return topology.Plan{}, notFound("there is no queue %q with retries in this virtual host",
-			queue)
+	main, err := s.main(queue)
+	if err != nil {
+		return topology.Plan{}, err
 	}
 	plan := main.Plan
 	if plan.Dead.Exchange+plan.Dead.RoutingKey == "" && len(main.Dead) == 1 {
@@ -168,22 +166,18 @@ func (h *Handler) rehearse(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if request.Kind == job.Return {
-		known := h.watcher.sight(r.Context()).Vhost.Stranded
-		if !slices.ContainsFunc(known, func(q strandedQueue) bool { return q.Name == request.Queue }) {
-			return notFound("there is no stranded queue %q in this virtual host", request.Queue)
-		}
+	if request.Kind == job.Return && !h.watcher.sight(r.Context()).keeps(request.Queue) {
+		return noStranded(request.Queue)
 	}
 	found, err := h.jobs.Rehearse(r.Context(), visitOf(r).who.name, request)
 	if err != nil {
 		return actFailure(err)
 	}
-	h.toAction(w, r, found.ID)
-	return nil
+	return h.toAction(w, r, found.ID)
 }
 
-func (h *Handler) toAction(w http.ResponseWriter, r *http.Request, id string) {
-	h.to(w, r, "/action?"+url.Values{"id": {id}}.Encode())
+func (h *Handler) toAction(w http.ResponseWriter, r *http.Request, id string) error {
+	return h.to(w, r, "/action?"+url.Values{"id": {id}}.Encode())
 }
 
 func (h *Handler) start(w http.ResponseWriter, r *http.Request) error {
@@ -191,8 +185,7 @@ func (h *Handler) start(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return actFailure(err)
 	}
-	h.toAction(w, r, a.ID)
-	return nil
+	return h.toAction(w, r, a.ID)
 }
 
 func (h *Handler) stop(w http.ResponseWriter, r *http.Request) error {
@@ -200,8 +193,7 @@ func (h *Handler) stop(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return actFailure(err)
 	}
-	h.toAction(w, r, a.ID)
-	return nil
+	return h.toAction(w, r, a.ID)
 }
 
 // again rehearses what follows an action.
@@ -213,16 +205,14 @@ func (h *Handler) again(
 		if err != nil {
 			return actFailure(err)
 		}
-		h.toAction(w, r, found.ID)
-		return nil
+		return h.toAction(w, r, found.ID)
 	}
 }
 
 func (h *Handler) actionsPage(w http.ResponseWriter, r *http.Request) error {
-	h.render(w, r, http.StatusOK, "actions", view{
+	return h.show(w, r, "actions", view{
 		Title: "Actions", Nav: "actions", Data: h.jobs.Actions(),
 	})
-	return nil
 }
 
 // actionView is the page of an action.
@@ -260,8 +250,7 @@ func (h *Handler) actionPage(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	page := view{Title: title, Nav: "actions", Data: v, Follow: a.Active()}
-	h.render(w, r, http.StatusOK, "action", page)
-	return nil
+	return h.show(w, r, "action", page)
 }
 
 // actView is the page on which an action on a queue is prepared.
@@ -279,9 +268,9 @@ func (h *Handler) actPage(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	s := h.watcher.sight(r.Context())
-	if s.At.IsZero() {
-		return failure{http.StatusServiceUnavailable, errors.New("the broker was not seen yet")}
+	s, err := h.seen(r.Context())
+	if err != nil {
+		return err
 	}
 	v := actView{Filter: f, CanDiscard: h.config.StateFolder != ""}
 	for _, q := range s.Vhost.Mains {
@@ -304,8 +293,7 @@ func (h *Handler) actPage(w http.ResponseWriter, r *http.Request) error {
 		v.Words = jobFilter(o).String()
 		title = "Act on " + oneLine(100, v.Queue)
 	}
-	h.render(w, r, http.StatusOK, "act", view{Title: title, Nav: "actions", Data: v})
-	return nil
+	return h.show(w, r, "act", view{Title: title, Nav: "actions", Data: v})
 }
 
 // ActHref is the page on which an action with the filter of this page is prepared.

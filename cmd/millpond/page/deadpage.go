@@ -129,21 +129,19 @@ func (h *Handler) dead(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	page, _ := strconv.Atoi(r.URL.Query().Get("page"))
-	if err := h.fillDead(v, max(page, 1)); err != nil {
+	if err := h.fillDead(v, pageOf(r)); err != nil {
 		return err
 	}
-	h.render(w, r, http.StatusOK, "dead", view{
+	return h.show(w, r, "dead", view{
 		Title: "Dead letters", Nav: "dead", Data: v, Running: v.Running,
 	})
-	return nil
 }
 
 // deadView finds the queues of a filter, and the looks at them.
 func (h *Handler) deadView(ctx context.Context, f filter) (*deadView, error) {
-	s := h.watcher.sight(ctx)
-	if s.At.IsZero() {
-		return nil, notSeen(s)
+	s, err := h.seen(ctx)
+	if err != nil {
+		return nil, err
 	}
 	v := &deadView{Now: time.Now(), Filter: f}
 	var unknown []string
@@ -162,14 +160,8 @@ func (h *Handler) deadView(ctx context.Context, f filter) (*deadView, error) {
 		v.ExistsOnBroker = plus(v.ExistsOnBroker, src.Dead.Total)
 		keys := []string{f.deep().query(), exactly(f)}
 		for _, key := range keys {
-			t := h.tasks.last(lookKey(src.Queue, key))
-			switch {
-			case t == nil:
-			case t.Running():
-				v.Running = append(v.Running, t)
-			case t.Err != nil:
-				src.Err = t.Err.Error()
-			}
+			l, _ := lastLook[any](h, lookKey(src.Queue, key))
+			v.Running, src.Err = append(v.Running, l.Running...), cmp.Or(l.Err, src.Err)
 		}
 		if src.pile = h.letters.find(src.Queue, keys...); src.pile != nil {
 			src.At, src.Took, v.Looked = src.pile.at, src.pile.took, true
@@ -182,14 +174,6 @@ func (h *Handler) deadView(ctx context.Context, f filter) (*deadView, error) {
 func exactly(f filter) string {
 	f.Queues = nil
 	return f.query()
-}
-
-func notSeen(s *sight) error {
-	if s.Err == nil {
-		return failure{http.StatusServiceUnavailable, fmt.Errorf("the first look at the broker takes " +
-			"longer than usual: load the page again")}
-	}
-	return fmt.Errorf("the broker cannot be looked at: %w", s.Err)
 }
 
 func quoted(names []string) string {
@@ -378,8 +362,7 @@ func (h *Handler) lookDead(w http.ResponseWriter, r *http.Request) error {
 			h.lookAt(src, exactly(key), look)))
 	}
 	await(r.Context(), started)
-	h.to(w, r, "/dead?"+f.query())
-	return nil
+	return h.to(w, r, "/dead?"+f.query())
 }
 
 func emptyPile(queue, key string) *pile { return &pile{queue: queue, key: key, at: time.Now()} }

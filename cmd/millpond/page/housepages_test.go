@@ -17,6 +17,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/cmd/millpond/page"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 )
@@ -35,14 +36,13 @@ func TestPageShowsTheHouse(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
 	for _, queue := range []string{"orders", "invoices", "mail"} {
-		h.send(queue, "is permanent 17", "is permanent 18", "waits")
+		h.Send(queue, "is permanent 17", "is permanent 18", "waits")
 	}
 	at := time.Now().Add(-time.Hour).Truncate(time.Second)
-	again := letter("orders", "again", "dial tcp 10.0.0.7:443: connection refused", at,
-		[]byte(`{"n":1,"card":{"pin":"9876"}}`), amqp.Table{"tenant": "blue", "millpond-replays": "1"})
-	rig.Publish(t, h.url, "", "orders.dlq", again)
+	h.Post("orders.dlq", shop.Letter("orders", "again", "dial tcp 10.0.0.7:443: connection refused", at,
+		[]byte(`{"n":1,"card":{"pin":"9876"}}`), amqp.Table{"tenant": "blue", "millpond-replays": "1"}))
 	for queue, n := range map[string]int{"orders": 3, "invoices": 2, "mail": 2} {
-		rig.AwaitDepth(t, h.url, queue+".dlq", n)
+		rig.AwaitDepth(t, h.URL, queue+".dlq", n)
 	}
 	v := h.open(func(c *page.Config) { c.Masks = []string{"$..pin"} })
 	rig.WaitFor(t, "the broker has counted", func() bool {
@@ -105,8 +105,7 @@ func TestPageShowsStrandedMessages(t *testing.T) {
 	h := newHouse(t)
 	v := h.open(nil)
 	require.Contains(t, v.get("/stranded").text(), "Stranded")
-	rig.DeclareQueue(t, h.url, "gone", amqp.Table{"x-queue-type": "quorum"})
-	rig.Publish(t, h.url, "", "millpond.stranded", amqp.Publishing{
+	h.Post("millpond.stranded", amqp.Publishing{
 		MessageId: "lost-1", Headers: amqp.Table{"millpond-queue": "vanished"}, Body: []byte("x"),
 	})
 	rig.WaitFor(t, "the page counts it", func() bool {
@@ -131,17 +130,19 @@ func TestHostileTextIsShownAsText(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
 	huge := []byte(strings.Repeat("<script>alert(1)</script>\x1b", 10<<20/26))
+	var letters []amqp.Publishing
 	for i, text := range hostile {
-		msg := letter("orders", "", text, time.Now(), []byte(text), amqp.Table{
+		msg := shop.Letter("orders", "", text, time.Now(), []byte(text), amqp.Table{
 			text: text, "millpond-dead-handler": text, "bytes": []byte(text), "list": []any{text},
 		})
 		msg.MessageId, msg.Type, msg.AppId = text, text, text
 		if i == 0 {
 			msg.Body = huge
 		}
-		rig.Publish(t, h.url, "", "orders.dlq", msg)
+		letters = append(letters, msg)
 	}
-	rig.AwaitDepth(t, h.url, "orders.dlq", len(hostile))
+	h.Post("orders.dlq", letters...)
+	rig.AwaitDepth(t, h.URL, "orders.dlq", len(hostile))
 	v := h.open(nil)
 	list := v.post("/dead/look?queue=orders", url.Values{})
 	require.Contains(t, list.text(), fmt.Sprintf("of %d letters", len(hostile)))
@@ -189,7 +190,7 @@ func TestOneLookServesAllPages(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
 	var asked atomic.Int64
-	to, err := url.Parse(h.api)
+	to, err := url.Parse(h.API)
 	require.NoError(t, err)
 	to.User = nil
 	proxy := httputil.NewSingleHostReverseProxy(to)
@@ -213,7 +214,7 @@ func TestOneLookServesAllPages(t *testing.T) {
 		streams = append(streams, v.stream())
 	}
 	for _, s := range streams {
-		s.await("event: now")
+		s.await("now", "")
 	}
 	rig.WaitFor(t, "four looks", func() bool { return asked.Load() >= 5 })
 	most := 2 + int64(time.Since(began)/interval)

@@ -15,8 +15,7 @@ import (
 // now is the first page.
 func (h *Handler) now(w http.ResponseWriter, r *http.Request) error {
 	s := h.watcher.sight(r.Context())
-	h.render(w, r, http.StatusOK, "now", view{Title: "Now", Nav: "now", Data: h.overview(s)})
-	return nil
+	return h.show(w, r, "now", view{Title: "Now", Nav: "now", Data: h.overview(s)})
 }
 
 // showNow sends the part of the page that changes to all open pages.

@@ -6,8 +6,11 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"net/http"
 	"sync"
 	"time"
+
+	"github.com/millpond-go/millpond/topology/operate"
 )
 
 // task is a look that a person has asked for. It goes on if the page is closed, and pages that ask
@@ -80,6 +83,48 @@ func (h *Handler) begin(
 		h.tasks.under.Go(func() { h.runTask(t, f) })
 	}
 	return t
+}
+
+// looked is what a page shows of a look.
+type looked struct {
+	Running []*task
+	Err     string
+	Looked  time.Time // zero before the first result
+}
+
+// lastLook returns the state and the result of the last look with a key.
+func lastLook[T any](h *Handler, key string) (l looked, value T) {
+	t := h.tasks.last(key)
+	switch {
+	case t == nil:
+		return l, value
+	case t.Running():
+		l.Running = append(l.Running, t)
+		return l, value
+	case t.Err != nil:
+		l.Err = t.Err.Error()
+	}
+	value, ok := t.Value.(T)
+	if ok {
+		l.Looked = t.At
+	}
+	return l, value
+}
+
+// lookAndShow begins a look that needs the operator, waits for it for a moment, and shows a page.
+func (h *Handler) lookAndShow(
+	w http.ResponseWriter, r *http.Request, key, path string,
+	f func(ctx context.Context, o *operate.Operator, note func(string)) (any, error),
+) error {
+	t := h.begin(key, func(ctx context.Context, note func(string)) (any, error) {
+		operator, err := h.connected(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return f(ctx, operator, note)
+	})
+	await(r.Context(), []*task{t})
+	return h.to(w, r, path)
 }
 
 // await waits for looks to end, at most taskWait.

@@ -31,10 +31,6 @@ func TestPage(t *testing.T) {
 		{"numbers move", numbersMove},
 		{"clicks count", clicksCount},
 		{"without scripts", withoutScripts},
-		{"two pages", twoPages},
-		{"killed", killed},
-		{"roles", roles},
-		{"masked", masked},
 		{"many letters", manyLetters},
 		{"keys in order", keysInOrder},
 	} {

@@ -8,14 +8,17 @@ import (
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/chromedp/cdproto/page"
+	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
@@ -102,13 +105,11 @@ func numbersMove(t *testing.T, y *yard) {
 		front.await(t, 1)
 		had := eval[string](b, cell("orders", "Dead"))
 		at := time.Now()
-		for n := range 100 {
-			h.letter("orders", fmt.Sprint("more-", n), "dial tcp 10.0.0.1:443: connection refused", at,
-				[]byte("{}"))
-		}
+		h.Post("orders.dlq", slices.Repeat([]amqp.Publishing{shop.Letter("orders", "more",
+			"dial tcp 10.0.0.1:443: connection refused", at, []byte("{}"), nil)}, 100)...)
 		b.await(cell("orders", "Dead") + " !== " + fmt.Sprintf("%q", had))
 		b.await(fmt.Sprintf(`parseInt(%s) >= 100`, cell("orders", "Dead")))
-		rig.AwaitDepth(t, h.url, "orders.dlq", 114+100*int(1280-l.width)/920)
+		rig.AwaitDepth(t, h.URL, "orders.dlq", 114+100*int(1280-l.width)/920)
 		require.Zero(t, eval[float64](b, "window.shifts"), "layout shift, %s: %s", l.name,
 			eval[string](b, "window.shifted"))
 		b.shot(l.name)

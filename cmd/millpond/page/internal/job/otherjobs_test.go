@@ -11,6 +11,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -109,20 +110,12 @@ func TestDiscardedLettersAreInAFile(t *testing.T) {
 func (y *yard) waits(n int) {
 	y.t.Helper()
 	for i := range n {
-		state := header.RetryState{
+		m := y.letter(i, "")
+		m.Headers = nil
+		y.publish(y.queue+".wait.1h", shop.Waiting(y.queue, header.RetryState{
 			Failures: 2, Error: refused, Class: header.ClassRetryable, Delay: time.Hour,
 			FirstSeen: time.Now(), OriginRoutingKey: y.queue,
-		}
-		m := y.letter(i, "")
-		m.Headers = amqp.Table{}
-		for key, value := range state.Headers(y.queue) {
-			m.Headers[key] = value
-		}
-		for _, q := range y.plan.Queues {
-			if q.Delay == time.Hour {
-				y.publish(q.Name, m)
-			}
-		}
+		}, m))
 	}
 }
 
