@@ -154,8 +154,8 @@ func (s *service) publish(queue string, messages ...amqp.Publishing) {
 	shop.Post(s.t, s.url, queue, messages...)
 }
 
-// golden compares with a file in testdata. Classic wait queues have longer names: without the end of
-// their names and the width of columns the output is that of quorum queues.
+// golden compares with a file in testdata. Classic wait queues have longer names: without the end
+// of their names and the width of columns the output is that of quorum queues.
 func (s *service) golden(name, got string) {
 	s.t.Helper()
 	if s.kind != "classic" {

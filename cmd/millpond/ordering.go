@@ -299,7 +299,7 @@ func (a app) orderReplay() *cli.Command {
 					fmt.Fprintf(a.told(c), "the letter of an interrupted replay is in the line: key %s is "+
 						"released\n", oneLine(k.Key))
 				}
-				return a.report(c, plan.Queue, "replayed", p, err)
+				return a.report(c, plan.Queue, "replayed", deadLetter, operate.Returned{Progress: p}, err)
 			})
 		},
 	}

@@ -299,12 +299,8 @@ func (a app) rehearse(
 	code := errors.Join(matched(c, h.Progress, err), hindered(h))
 	if c.Bool(flagJSON) {
 		return errors.Join(code, a.printSnakeJSON(rehearsedJSON{
-			doneJSON: doneJSON{
-				Queue: l.plan.Queue,
-				Total: h.Total, Seen: h.Seen, Chosen: h.Chosen, Foreign: h.Foreign, Refused: h.Refused,
-				DryRun: true, Error: errorText(err),
-			},
-			Target: h.Target, Ready: known(h.Ready), Consumers: known(h.Consumers), Spent: h.Spent,
+			doneJSON: doneOf(l.plan.Queue, h.Progress, true, err),
+			Target:   h.Target, Ready: known(h.Ready), Consumers: known(h.Consumers), Spent: h.Spent,
 			Largest: h.Largest, Expiring: h.Expiring, Findings: orEmpty(h.Findings),
 		}))
 	}

@@ -244,7 +244,7 @@ func patchChangesManyLetters(t *testing.T, s *service) {
 
 	o = s.editWith("", "y\n", args...)
 	require.Equal(t, exitFailed, o.code, "one stays: %s", o.err)
-	require.Contains(t, o.out, "replayed 2 dead letters of 3\n1 letter refused")
+	require.Contains(t, o.out, "replayed 2 dead letters of 3\n1 dead letter refused")
 	require.Contains(t, o.err, `message "order-2" stays`)
 	require.Contains(t, o.err, "2 of 2 letters would be changed; 1 letter would stay")
 	for i, d := range s.take(s.queue, 2) {

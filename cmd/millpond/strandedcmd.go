@@ -312,64 +312,10 @@ func (a app) strandedReturn() *cli.Command {
 					DryRun: c.Bool("dry-run"), Progress: bar.show,
 				})
 				bar.end()
-				return a.reportStrays(c, s, "returned", r, err)
+				return a.report(c, "", "returned", strandedMessage, r, err)
 			})(ctx, c)
 		},
 	}
-}
-
-// reportStrays writes the outcome, also where the command ended with an error.
-func (a app) reportStrays(
-	c *cli.Command, s *strays, verb string, r operate.Returned, err error,
-) error {
-	p, left := r.Progress, 0
-	for _, l := range r.Left {
-		left += l.Messages
-	}
-	code := matched(c, p, err)
-	if code == nil && left > 0 {
-		code = errFound
-	}
-	if c.Bool(flagJSON) {
-		j := struct {
-			doneJSON
-			Left []leftJSON `json:"left,omitempty"`
-		}{doneJSON: doneJSON{
-			Total: p.Total, Seen: p.Seen, Chosen: p.Chosen, Done: p.Done, Refused: p.Refused,
-			DryRun: c.Bool("dry-run"),
-		}}
-		for _, l := range r.Left {
-			j.Left = append(j.Left, leftJSON(l))
-		}
-		if err != nil {
-			j.Error = err.Error()
-		}
-		return errors.Join(code, a.printJSON(j))
-	}
-	switch {
-	case err != nil && p.Seen == 0: // the number of messages is not known
-	case c.Bool("dry-run"):
-		fmt.Fprintf(a.out, "would have %s %s of %d; nothing was changed\n",
-			verb, plural(p.Chosen-left-p.Refused, "stranded message"), p.Total)
-	default:
-		fmt.Fprintf(a.out, "%s %s of %d\n", verb, plural(p.Done, "stranded message"), p.Total)
-	}
-	for _, l := range r.Left {
-		why := fmt.Sprintf("queue %q does not exist or cannot be reached", l.Queue)
-		switch l.Queue {
-		case "":
-			why = "no header names the queue; name one with --to"
-		case operate.OtherQueues:
-			why = "their queues do not exist or cannot be reached"
-		}
-		fmt.Fprintf(a.out, "%s left: %s\n", plural(l.Messages, "message"), why)
-	}
-	return code
-}
-
-type leftJSON struct {
-	Queue    string `json:"queue"`
-	Messages int    `json:"messages"`
 }
 
 func (a app) strandedExport() *cli.Command {
@@ -400,29 +346,11 @@ func (a app) strandedDiscard() *cli.Command {
 					"appended to",
 			}),
 		Action: a.onChosenStrays(func(ctx context.Context, c *cli.Command, s *strays) error {
-			options := operate.DiscardOptions{Filter: s.filter, Limit: s.limit, DryRun: c.Bool("dry-run")}
-			if !c.Bool("yes") && !options.DryRun {
-				err := a.confirm(func() (string, error) {
-					count := options
-					count.DryRun = true
-					p, err := s.operator.DiscardStranded(ctx, s.queue, count)
-					return fmt.Sprintf("Throw away %s of queue %q for good?",
-						plural(p.Chosen, "stranded message"), s.queue), err
+			options := operate.DiscardOptions{Filter: s.filter, Limit: s.limit}
+			return a.discard(c, "", strandedMessage, s.queue, options,
+				func(o operate.DiscardOptions) (operate.Progress, error) {
+					return s.operator.DiscardStranded(ctx, s.queue, o)
 				})
-				if err != nil {
-					return err
-				}
-			}
-			done, err := keepFirst(c, &options)
-			if err != nil {
-				return err
-			}
-			defer done()
-			bar := a.newBar("discarding")
-			options.Progress = bar.show
-			p, err := s.operator.DiscardStranded(ctx, s.queue, options)
-			bar.end()
-			return a.reportStrays(c, s, "discarded", operate.Returned{Progress: p}, err)
 		}),
 	}
 }

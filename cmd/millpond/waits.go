@@ -136,7 +136,7 @@ func (a app) takeOut(name, done, use string, act taker) *cli.Command {
 				}
 				p, err := act(s.operator, ctx, plan, choose)
 				if c.Bool(flagJSON) {
-					err = a.report(c, plan.Queue, done, p, err)
+					err = a.report(c, plan.Queue, done, "message", operate.Returned{Progress: p}, err)
 				} else {
 					fmt.Fprintf(a.out, "%s %s of %d that wait\n", done, plural(p.Done, "message"), p.Total)
 					err = matched(c, p, err)

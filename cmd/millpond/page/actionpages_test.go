@@ -39,7 +39,7 @@ func (h *house) dies(prefix, text string, n int) {
 
 var (
 	inputs = regexp.MustCompile(`<input type="hidden" name="([^"]+)" value="([^"]*)">`)
-	texts  = regexp.MustCompile(`(?s)<textarea id="body" name="body"[^>]*>\n(.*?)</textarea>`)
+	texts  = regexp.MustCompile(`(?s)<textarea id="text" name="text"[^>]*>\n(.*?)</textarea>`)
 )
 
 // formIn returns the hidden fields of the form of a page that goes to a path.
@@ -154,14 +154,15 @@ func TestEditByForms(t *testing.T) {
 	v := h.acting("")
 	a := v.post("/edit", url.Values{"page": {"/letter?dead=orders.dlq&id=o-1&position=2"}})
 	require.Equal(t, http.StatusOK, a.StatusCode, a.body)
-	require.Equal(t, "o-1", texts.FindStringSubmatch(a.body)[1])
+	require.Equal(t, "tenant string \"a\"\n\npayload as text:\no-1\n",
+		unescaped(texts.FindStringSubmatch(a.body)[1]))
 	form := formIn(t, a.body, "/action/rehearse")
-	form.Set("body", "repaired\r\n<b>")
-	form.Set("set", "tenant=b\r\nnew = 1")
+	form.Set("text", "tenant string \"b\"\r\nnew int32 1\r\npayload as text:\r\nrepaired\r\n<b>\r\n")
 	a = v.post("/action/rehearse", form)
 	require.Equal(t, http.StatusOK, a.StatusCode, a.body)
 	for _, want := range []string{
-		"<del>-tenant (string) = a</del>", "<ins>&#43;tenant (string) = b</ins>",
+		"<del>-tenant string &#34;a&#34;</del>", "<ins>&#43;tenant string &#34;b&#34;</ins>",
+		"<ins>&#43;new int32 1</ins>",
 		"<del>-o-1</del>", "<ins>&#43;repaired</ins>", "<ins>&#43;&lt;b&gt;</ins>",
 	} {
 		require.Contains(t, a.body, want)

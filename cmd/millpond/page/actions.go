@@ -221,8 +221,7 @@ type actionView struct {
 	Rehearsal *job.Rehearsal // of an action that waits for its confirmation
 	Until     time.Time      // of the rehearsal
 	Own       bool           // the person who looks has rehearsed it
-	Diff      []diffLine
-	Followed  []job.Action // the actions that resume it
+	Followed  []job.Action   // the actions that resume it
 }
 
 func (h *Handler) actionPage(w http.ResponseWriter, r *http.Request) error {
@@ -238,11 +237,6 @@ func (h *Handler) actionPage(w http.ResponseWriter, r *http.Request) error {
 			return actFailure(err)
 		}
 		title, v.Rehearsal, v.Until = "Confirm", &found, a.Rehearsed.Add(15*time.Minute)
-		if found.Before != nil {
-			if v.Diff, err = differenceOf(found.Before.Delivery, *found.After); err != nil {
-				return err
-			}
-		}
 	}
 	for _, b := range h.jobs.Actions() {
 		if b.Request.Of == a.ID && b.State != job.StateRehearsed {

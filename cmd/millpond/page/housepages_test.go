@@ -39,7 +39,8 @@ func TestPageShowsTheHouse(t *testing.T) {
 		h.Send(queue, "is permanent 17", "is permanent 18", "waits")
 	}
 	at := time.Now().Add(-time.Hour).Truncate(time.Second)
-	h.Post("orders.dlq", shop.Letter("orders", "again", "dial tcp 10.0.0.7:443: connection refused", at,
+	const text = "dial tcp 10.0.0.7:443: connection refused"
+	h.Post("orders.dlq", shop.Letter("orders", "again", text, at,
 		[]byte(`{"n":1,"card":{"pin":"9876"}}`), amqp.Table{"tenant": "blue", "millpond-replays": "1"}))
 	for queue, n := range map[string]int{"orders": 3, "invoices": 2, "mail": 2} {
 		rig.AwaitDepth(t, h.URL, queue+".dlq", n)

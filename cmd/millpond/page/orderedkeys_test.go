@@ -103,7 +103,7 @@ func TestKeysByForms(t *testing.T) {
 	}.Encode()}})
 	require.Equal(t, http.StatusOK, a.StatusCode, a.body)
 	form = formIn(t, a.body, "/action/rehearse")
-	form.Set("body", "mended 6")
+	form.Set("text", "key string \"order 19\"\npayload as text:\nmended 6\n")
 	a = v.post("/action/rehearse", form)
 	require.Equal(t, http.StatusOK, a.StatusCode, a.body)
 	address = a.Request.URL.RequestURI()

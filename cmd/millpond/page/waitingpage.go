@@ -155,7 +155,9 @@ func (h *Handler) stranded(w http.ResponseWriter, r *http.Request) error {
 
 // keeps reports whether a queue keeps stranded messages.
 func (s *sight) keeps(queue string) bool {
-	return slices.ContainsFunc(s.Vhost.Stranded, func(q discover.Queue) bool { return q.Name == queue })
+	return slices.ContainsFunc(s.Vhost.Stranded, func(q discover.Queue) bool {
+		return q.Name == queue
+	})
 }
 
 func noStranded(queue string) error {

@@ -38,8 +38,8 @@ func (h *Handler) seen(ctx context.Context) (*sight, error) {
 	case s.Err != nil:
 		return nil, fmt.Errorf("the broker cannot be looked at: %w", s.Err)
 	}
-	return nil, failure{http.StatusServiceUnavailable, errors.New("the first look at the broker takes " +
-		"longer than usual: load the page again")}
+	return nil, failure{http.StatusServiceUnavailable, errors.New("the first look at the broker " +
+		"takes longer than usual: load the page again")}
 }
 
 // main returns a queue with retries.

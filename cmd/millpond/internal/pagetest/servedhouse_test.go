@@ -130,8 +130,8 @@ func (h *house) furnish() {
 			amqp.Table{"tenant": "north", "tries": int32(3)}))
 	}
 	h.Post("orders.dlq", letters...)
-	h.Post("mail.dlq", shop.Letter("mail", "", "unexpected end of JSON input", at, []byte{0, 1, 2, 0xff},
-		nil))
+	h.Post("mail.dlq",
+		shop.Letter("mail", "", "unexpected end of JSON input", at, []byte{0, 1, 2, 0xff}, nil))
 	for queue, n := range map[string]int{"orders": 14, "invoices": 2, "mail": 3} {
 		rig.AwaitDepth(h.t, h.URL, queue+".dlq", n)
 	}

@@ -429,7 +429,6 @@ func (r Request) clone() Request {
 	r.Steps, r.Runs = slices.Clone(r.Steps), slices.Clone(r.Runs)
 	if r.Change != nil {
 		c := *r.Change
-		c.Body, c.Set, c.Unset = slices.Clone(c.Body), maps.Clone(c.Set), slices.Clone(c.Unset)
 		r.Change = &c
 	}
 	return r

@@ -36,19 +36,18 @@ func TestEditShowsTheDifferenceAndKeepsTheOriginal(t *testing.T) {
 	y := newYard(t, "")
 	y.die(0, 3, refused)
 	change := &job.Change{
-		Letter: job.Identity(y.theLetter("order-1")), Body: []byte("repaired"),
-		Set: amqp.Table{"tenant": int64(7)}, Unset: []string{"nothing"},
+		Letter: job.Identity(y.theLetter("order-1")),
+		Text:   "tenant int64 7\npayload as text:\nrepaired\n",
 	}
 	r := job.Request{
 		Kind: job.Edit, Filter: job.Filter{IDs: []string{"order-1"}}, Change: change,
 	}
 	h := y.rehearse(r)
 	require.Equal(t, 1, h.Count)
-	require.Equal(t, "body 1", string(h.Before.Delivery.Body))
-	require.Equal(t, "repaired", string(h.After.Body))
-	require.Equal(t, int32(1), h.Before.Delivery.Headers["tenant"])
-	require.Equal(t, int64(7), h.After.Headers["tenant"])
-	change.Body = []byte("another one, after the rehearsal")
+	difference := strings.Join(h.Difference, "\n")
+	require.Contains(t, difference, "-tenant int32 1\n+tenant int64 7\n")
+	require.Contains(t, difference, "-body 1\n+repaired")
+	change.Text = "payload as text:\nanother one, after the rehearsal\n"
 	a := y.ended(y.confirm(h).ID)
 	require.Equal(t, job.StateDone, a.State, a.Error)
 	edited := y.drain(y.queue, 1)[0]
@@ -56,18 +55,21 @@ func TestEditShowsTheDifferenceAndKeepsTheOriginal(t *testing.T) {
 	require.Equal(t, int64(7), edited.Headers["tenant"])
 	require.Equal(t, "body 1", string(y.drain(y.dead+".originals", 1)[0].Body))
 
-	r.Change = &job.Change{Letter: change.Letter, Body: []byte("x")}
 	r.Queue = y.queue
 	_, err := y.Rehearse(t.Context(), "alice", r)
 	require.ErrorIs(t, err, job.ErrChanged)
 	r.Filter.IDs = []string{"order-2"}
-	r.Change.Letter = job.Identity(y.theLetter("order-2"))
-	r.Change.Body = []byte("body 2")
-	_, err = y.Rehearse(t.Context(), "alice", r)
-	require.ErrorContains(t, err, "the edit changes nothing")
-	r.Change.Set = amqp.Table{header.Queue: "elsewhere"}
-	_, err = y.Rehearse(t.Context(), "alice", r)
-	require.ErrorContains(t, err, "belongs to the library")
+	change.Letter = job.Identity(y.theLetter("order-2"))
+	for text, says := range map[string]string{
+		"tenant int32 2\n\npayload as text:\nbody 2\n":      "the edit changes nothing",
+		header.Queue + " string \"x\"\npayload as text:\nx": "belongs to the library",
+		"tenant int32 2": "is missing above the payload",
+	} {
+		change.Text = text
+		_, err = y.Rehearse(t.Context(), "alice", r)
+		require.ErrorIs(t, err, job.ErrRequest, text)
+		require.ErrorContains(t, err, says)
+	}
 
 	journal, err := os.ReadFile(filepath.Join(y.folder, "actions.jsonl"))
 	require.NoError(t, err)

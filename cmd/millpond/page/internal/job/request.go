@@ -12,8 +12,7 @@ import (
 	"strings"
 	"time"
 
-	amqp "github.com/rabbitmq/amqp091-go"
-
+	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -91,12 +90,10 @@ type Request struct {
 type Change struct {
 	// Letter is the Identity of the letter that the person has seen.
 	Letter string
-	// Body is the new payload.
-	Body []byte
-	// Set are headers to set, and Unset headers to remove. Headers that begin with "millpond-" belong
-	// to the library.
-	Set   amqp.Table
-	Unset []string
+	// Text is its content after the edit, as lettertext writes it.
+	Text string
+
+	after lettertext.Content // what the rehearsal has read
 }
 
 // Filter chooses messages, as operate.Filter does, and can be written to a file.
@@ -242,14 +239,8 @@ func (r *Request) check() error {
 		"canary, steps, times and the number of replays cannot be negative")
 	refuse(!(r.StopAt >= 0 && r.StopAt <= 1), "stop-at is a share from 0 to 1")
 	refuse((r.Kind == Edit) != (r.Change != nil), "an edit, and no other action, needs a change")
-	if r.Change != nil {
-		for _, key := range slices.Concat(r.Change.Unset, slices.Collect(maps.Keys(r.Change.Set))) {
-			refuse(key == "" || len(key) > 255, "the name of a header has 1 to 255 bytes")
-			refuse(strings.HasPrefix(key, "millpond-") || strings.HasPrefix(key, "x-death"),
-				fmt.Sprintf("the header %q belongs to the library or to the broker", key))
-		}
-		refuse(len(r.Filter.IDs) != 1 || r.Change.Letter == "", "an edit names one letter by its ID")
-	}
+	refuse(r.Change != nil && (len(r.Filter.IDs) != 1 || r.Change.Letter == ""),
+		"an edit names one letter by its ID")
 	if _, err := r.filter(); err != nil {
 		problems = append(problems, err)
 	}

@@ -84,7 +84,7 @@ func (m *Manager) edit(
 	p, err := replay(ctx, a.plan, operate.ReplayOptions{
 		Filter: filter, To: a.Request.To, Limit: 1, EditedBy: a.Who,
 		Edit: func(_ operate.Letter, msg *amqp.Publishing) error {
-			c.apply(msg)
+			c.after.Put(msg)
 			return nil
 		},
 	})
