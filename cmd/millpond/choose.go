@@ -12,7 +12,6 @@ import (
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -192,20 +191,16 @@ func filterFlags() []cli.Flag {
 		&cli.StringFlag{Name: "handler", Usage: "`NAME` of the handler that gave up"},
 		&cli.StringFlag{
 			Name: "since", Usage: "dead-lettered at this `TIME` or later: " +
-				"2026-03-01T12:00:00Z, or 2h for two hours ago",
+				"2026-03-01, 2026-03-01T12:00:00Z, or 2h for two hours ago",
 		},
 		&cli.StringFlag{Name: "until", Usage: "dead-lettered before this `TIME`"},
 		&cli.StringSliceFlag{
-			Name: "header", Usage: "the message has this header, `K=V`; may be repeated",
+			Name: "header", Usage: "the message has this header, `K=V`, or K=/a regular expression/; may " +
+				"be repeated",
 		},
-		&cli.StringSliceFlag{
-			Name: "header-pattern", Usage: "the value of header K matches a regular expression, " +
-				"`K=PATTERN`; may be repeated",
-		},
-		&cli.StringFlag{Name: "payload", Usage: "part of the `TEXT` of the payload"},
 		&cli.StringFlag{
-			Name: "payload-pattern", Usage: "the payload matches the regular expression `PATTERN`; " +
-				`in a payload that is not UTF-8, \xff is the byte 255`,
+			Name: "payload", Usage: "part of the `TEXT` of the payload, or /a regular expression/, in " +
+				`which \xff is the byte 255 of a payload that is not UTF-8`,
 		},
 		&cli.StringFlag{Name: "group", Usage: "of the group with this `ID`, which dead groups prints"},
 		&cli.IntFlag{Name: "limit", Usage: "at most `N` letters, the oldest"},
@@ -221,66 +216,22 @@ func filterOf(c *cli.Command, now time.Time) (f operate.Filter, limit int, err e
 			return f, 0, usage("--%s is empty: name a value, or leave it out", name)
 		}
 	}
-	f.Group, f.Payload = c.String("group"), c.String("payload")
-	if text := c.String("payload-pattern"); text != "" {
-		if f.PayloadPattern, err = regexp.Compile(text); err != nil {
-			return f, 0, usage("--payload-pattern: %v", err)
+	for _, name := range flagNames(filterFlags()) {
+		values := []string{c.String(name)}
+		if list, several := c.Value(name).([]string); several {
+			values = list
 		}
-	}
-	f.IDs = c.StringSlice("id")
-	f.Reason = header.Reason(c.String("reason"))
-	f.Handler = c.String("handler")
-	text := c.String("error")
-	if len(text) > 2 && text[0] == '/' && text[len(text)-1] == '/' {
-		if f.ErrorPattern, err = regexp.Compile(text[1 : len(text)-1]); err != nil {
-			return f, 0, usage("--error: %v", err)
+		for _, value := range values {
+			if value == "" || name == "limit" {
+				continue
+			}
+			if err := f.Set(name, value, now); err != nil {
+				return f, 0, usage("--%v", err)
+			}
 		}
-	} else {
-		f.Error = text
-	}
-	for name, into := range map[string]*time.Time{"since": &f.Since, "until": &f.Until} {
-		if *into, err = timeOf(c.String(name), now); err != nil {
-			return f, 0, usage("--%s: %v", name, err)
-		}
-	}
-	for _, header := range c.StringSlice("header") {
-		key, value, ok := strings.Cut(header, "=")
-		if !ok {
-			return f, 0, usage("--header %q: write key=value", header)
-		}
-		if f.Headers == nil {
-			f.Headers = map[string]string{}
-		}
-		f.Headers[key] = value
-	}
-	for _, header := range c.StringSlice("header-pattern") {
-		key, text, ok := strings.Cut(header, "=")
-		pattern, err := regexp.Compile(text)
-		if !ok || err != nil {
-			return f, 0, usage("--header-pattern %q: write key=pattern: %v", header, err)
-		}
-		if f.HeaderPatterns == nil {
-			f.HeaderPatterns = map[string]*regexp.Regexp{}
-		}
-		f.HeaderPatterns[key] = pattern
 	}
 	if limit = c.Int("limit"); limit < 0 || limit == 0 && c.IsSet("limit") {
 		return f, 0, usage("--limit %d: it must be positive", limit)
 	}
 	return f, limit, nil
-}
-
-func timeOf(text string, now time.Time) (time.Time, error) {
-	if text == "" {
-		return time.Time{}, nil
-	}
-	if ago, err := time.ParseDuration(text); err == nil {
-		return now.Add(-ago), nil
-	}
-	t, err := time.Parse(time.RFC3339, text)
-	if err != nil {
-		const way = "%q is no time: write 2026-03-01T12:00:00Z, or 2h for two hours ago"
-		return t, fmt.Errorf(way, text)
-	}
-	return t, nil
 }

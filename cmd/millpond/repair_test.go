@@ -296,8 +296,8 @@ func TestNothingIsTakenForAll(t *testing.T) {
 		{"dead replay q --error=", "--error is empty"},
 		{"dead replay q --id=", "--id is empty"},
 		{"dead discard q --payload=", "--payload is empty"},
-		{"dead list q --payload-pattern=(", "--payload-pattern"},
-		{"dead list q --header-pattern=a", "--header-pattern"},
+		{"dead list q --payload=/(/", "--payload"},
+		{"dead list q --header=a", "--header"},
 		{"dead list q --limit 0", "--limit 0"},
 		{"dead list q --group", "group"},
 		{"dead replay q --edit x --limit 1", "leave out --limit"},
@@ -350,8 +350,8 @@ func TestGroupsAreHarmlessAndChooseLetters(t *testing.T) {
 	require.Equal(t, "discarded 3 dead letters of 6\n", o.out, o.err)
 	o = s.tool("dead", "discard", s.queue, "--group", groups[0].Group, "--yes")
 	require.Equal(t, "discarded 0 dead letters of 3\n", o.out, o.err)
-	o = s.tool("dead", "list", s.queue, "--payload-pattern", `"order":[01]`,
-		"--header-pattern", "tenant=^1$")
+	o = s.tool("dead", "list", s.queue, "--payload", `/"order":[01]/`,
+		"--header", "tenant=/^1$/")
 	require.Contains(t, o.out, "order-1")
 	require.NotContains(t, o.out, "order-0")
 }

@@ -53,12 +53,12 @@ func (a app) waitingList() *cli.Command {
 		ShellComplete: a.completeQueues,
 		Action: func(ctx context.Context, c *cli.Command) error {
 			return a.each(ctx, c, c.Args().Slice(), func(s *session, plan topology.Plan) error {
-				waiters, err := s.operator.Waiting(ctx, plan)
+				waiters, err := s.operator.Waiting(ctx, plan, operate.Filter{})
 				if err != nil && len(waiters) == 0 {
 					return err // a queue was not looked at, so messages may wait
 				}
 				waiters = slices.DeleteFunc(waiters, func(w operate.Waiter) bool {
-					return s.several && !waitsFor(w, plan.Queue)
+					return s.several && !waitsFor(w.Queue, plan.Queue)
 				})
 				return errors.Join(err, a.printWaiting(c, waiters))
 			})
@@ -67,7 +67,7 @@ func (a app) waitingList() *cli.Command {
 }
 
 // waitsFor reports whether a message waits for a queue. Other queues may share the wait queue.
-func waitsFor(w operate.Waiter, queue string) bool { return w.Queue == "" || w.Queue == queue }
+func waitsFor(own, queue string) bool { return own == "" || own == queue }
 
 func (a app) printWaiting(c *cli.Command, waiters []operate.Waiter) error {
 	of := map[string]int{}
@@ -114,7 +114,7 @@ func (a app) printWaiting(c *cli.Command, waiters []operate.Waiter) error {
 
 // taker is Release or Cancel.
 type taker func(
-	*operate.Operator, context.Context, topology.Plan, operate.Selection,
+	*operate.Operator, context.Context, topology.Plan, operate.Filter,
 ) (operate.Progress, error)
 
 func (a app) takeOut(name, done, use string, act taker) *cli.Command {
@@ -130,9 +130,9 @@ func (a app) takeOut(name, done, use string, act taker) *cli.Command {
 				return usage("name the messages with --id, or pass --all")
 			}
 			return a.each(ctx, c, c.Args().Slice(), func(s *session, plan topology.Plan) error {
-				choose := operate.Selection{IDs: c.StringSlice("id")}
+				choose := operate.Filter{IDs: c.StringSlice("id")}
 				if c.Bool("all") {
-					choose.Match = func(w operate.Waiter) bool { return waitsFor(w, plan.Queue) }
+					choose.Match = func(l operate.Letter) bool { return waitsFor(l.Queue, plan.Queue) }
 				}
 				p, err := act(s.operator, ctx, plan, choose)
 				if c.Bool(flagJSON) {

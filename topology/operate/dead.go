@@ -36,6 +36,10 @@ func (o *Operator) list(
 	ctx context.Context, plan topology.Plan, queue string, read func(amqp.Delivery, int) Letter,
 	filter Filter, limit int, show func(Letter, error) bool,
 ) (err error) {
+	chooses, err := filter.Matcher()
+	if err != nil {
+		return err
+	}
 	t, err := o.take(ctx, plan, queue, -1)
 	if err != nil {
 		return err
@@ -57,7 +61,7 @@ func (o *Operator) list(
 			return fmt.Errorf("%w: more than %v; take fewer, with a limit", ErrTooSlow, holdLimit)
 		}
 		l := read(d, t.Seen())
-		if !filter.Matches(l) {
+		if !chooses(l) {
 			continue
 		}
 		if !show(l, nil) {

@@ -1,7 +1,6 @@
 package operate_test
 
 import (
-	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -74,7 +73,7 @@ func TestEveryFilter(t *testing.T) {
 			"reason": {operate.Filter{Reason: header.ReasonPermanent}, []string{"order-1"}},
 			"error":  {operate.Filter{Error: "such customer"}, []string{"order-1"}},
 			"error, pattern": {
-				operate.Filter{ErrorPattern: regexp.MustCompile(`customer \d+$`)}, []string{"order-1"},
+				operate.Filter{Error: `/customer \d+$/`}, []string{"order-1"},
 			},
 			"handler": {operate.Filter{Handler: "bill"}, []string{"order-2"}},
 			"since":   {operate.Filter{Since: died(5)}, []string{"order-5"}},

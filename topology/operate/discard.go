@@ -58,6 +58,9 @@ func (o *Operator) discard(
 		return p, fmt.Errorf("%w: limit %d: it cannot be negative", ErrInvalidOptions, options.Limit)
 	}
 	d := &discard{DiscardOptions: options, plan: plan, read: read}
+	if d.chooses, err = options.Filter.Matcher(); err != nil {
+		return p, err
+	}
 	for left, again := -1, true; again && err == nil; {
 		left, again, err = d.round(ctx, o, queue, left)
 	}
@@ -67,6 +70,7 @@ func (o *Operator) discard(
 type discard struct {
 	DiscardOptions
 	plan     topology.Plan
+	chooses  func(Letter) bool
 	read     func(amqp.Delivery, int) Letter
 	progress Progress
 
@@ -111,7 +115,7 @@ func (d *discard) pass(t *taking) (again bool, err error) {
 		}
 		d.progress.Total = max(d.progress.Total, t.Total())
 		d.progress.Seen = max(d.progress.Seen, d.progress.Total-t.Total()+t.Seen())
-		if l := d.read(next, t.Seen()); d.Filter.Matches(l) {
+		if l := d.read(next, t.Seen()); d.chooses(l) {
 			d.progress.Chosen++
 			d.letters, d.batch = append(d.letters, l), append(d.batch, next)
 			d.bytes += len(next.Body)

@@ -60,11 +60,20 @@ func ExampleGroupByError() {
 		fmt.Println(group.Count, group.Reasons, group.Error, sample.ID)
 	}
 	one := operate.Filter{Group: groups[1].ID} // for operator.Replay(…)
-	fmt.Println(one.Matches(operate.Letter{Error: "order 8: no such customer"}))
+	chooses, err := one.Matcher()
+	fmt.Println(chooses(operate.Letter{Error: "order 8: no such customer"}), err)
 	// Output:
 	// 2 map[exhausted:2] no stock order-1
 	// 1 map[exhausted:1] order #: no such customer order-2
-	// true
+	// true <nil>
+}
+
+// A filter that a person has written, for Replay, and in the same words for a log.
+func ExampleParseFilter() {
+	chosen, err := operate.ParseFilter(`reason=permanent error="no such customer" since=2026-03-01`)
+	fmt.Println(chosen.Redacted(), err)
+	// Output:
+	// reason=permanent error="no such customer" since=2026-03-01T00:00:00Z <nil>
 }
 
 // Errors that differ in an order, an address and a time have one cause.
@@ -361,12 +370,12 @@ func ExampleOperator_Import() {
 	log.Print(lines, err)
 }
 
-// Messages that wait for more than an hour come back now.
+// Messages that wait for an hour come back now.
 func ExampleOperator_Release() {
 	var operator *operate.Operator // of Open
 	var plan topology.Plan         // of topology.PlanFor
-	released, err := operator.Release(context.Background(), plan, operate.Selection{
-		Match: func(w operate.Waiter) bool { return w.Delay > time.Hour },
+	released, err := operator.Release(context.Background(), plan, operate.Filter{
+		Delay: time.Hour,
 	})
 	log.Print(released.Chosen, err)
 }

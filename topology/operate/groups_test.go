@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -139,11 +138,6 @@ func TestGroupsByCause(t *testing.T) {
 		require.Equal(t, "connection refused", groups[1].Error)
 		require.Equal(t, "(no error: exhausted)", groups[2].Error)
 
-		tenant := func(key, pattern string) operate.Filter {
-			return operate.Filter{
-				HeaderPatterns: map[string]*regexp.Regexp{key: regexp.MustCompile(pattern)},
-			}
-		}
 		for name, c := range map[string]struct {
 			filter operate.Filter
 			want   []string
@@ -156,18 +150,18 @@ func TestGroupsByCause(t *testing.T) {
 				operate.Filter{Payload: "\xffa"}, []string{"order-6"},
 			},
 			"payload, pattern": {
-				operate.Filter{PayloadPattern: regexp.MustCompile(`"n":[45]}$`)},
+				operate.Filter{Payload: `/"n":[45]}$/`},
 				[]string{"order-4", "order-5"},
 			},
 			"payload, pattern of bytes": {
-				operate.Filter{PayloadPattern: regexp.MustCompile(`^\xff.\xfe$`)}, []string{"order-6"},
+				operate.Filter{Payload: `/^\xff.\xfe$/`}, []string{"order-6"},
 			},
 			"header, pattern": {
-				tenant("tenant", `^[12]$`),
+				operate.Filter{Headers: map[string]string{"tenant": `/^[12]$/`}},
 				[]string{"order-1", "order-2", "order-4", "order-5"},
 			},
 			"header, pattern, missing": {
-				tenant("none", ``), nil,
+				operate.Filter{Headers: map[string]string{"none": `/(?:)/`}}, nil,
 			},
 			"no group": {operate.Filter{Group: "0"}, nil},
 		} {

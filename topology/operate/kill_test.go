@@ -104,9 +104,7 @@ func beKilled(words []string) error {
 			operate.ImportOptions{Progress: tell})
 	case "release", "cancel":
 		n := 0
-		all := operate.Selection{Match: func(
-			operate.Waiter,
-		) bool {
+		all := operate.Filter{Match: func(operate.Letter) bool {
 			n++
 			tell(n)
 			return true

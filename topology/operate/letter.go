@@ -1,15 +1,9 @@
 package operate
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
-	"io"
-	"regexp"
-	"slices"
-	"strings"
 	"time"
-	"unicode/utf8"
 
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -58,6 +52,8 @@ type Letter struct {
 	OriginExchange, OriginRoutingKey string
 	// Delivery is the message as it is in the queue. It cannot be acked or nacked.
 	Delivery amqp.Delivery
+
+	waits time.Duration // the delay of its wait queue
 }
 
 // newLetter reads a delivery, which it keeps without the means to settle it.
@@ -117,87 +113,3 @@ func textOf(d *amqp.Delivery) func(key string) (string, bool) {
 // HeaderText returns a header's value as text, as Watermill's metadata has it: strings as they are,
 // times in RFC 3339, bytes in base64, tables and arrays as JSON.
 func HeaderText(value any) string { return wire.Text(value) }
-
-// Filter chooses the dead letters that meet every condition that is set. The zero value chooses
-// all.
-type Filter struct {
-	// IDs are the IDs to choose.
-	IDs []string
-	// Reason of the letter.
-	Reason header.Reason
-	// Error is part of the text of the last error.
-	Error string
-	// ErrorPattern matches the text of the last error.
-	ErrorPattern *regexp.Regexp
-	// Handler that gave up.
-	Handler string
-	// Since and Until bound DeadAt, Since included and Until not. A letter without DeadAt meets
-	// neither.
-	Since, Until time.Time
-	// Headers the message has, with these values as HeaderText writes them.
-	Headers map[string]string
-	// HeaderPatterns match the values of headers the message has, as HeaderText writes them.
-	HeaderPatterns map[string]*regexp.Regexp
-	// Payload is part of the payload, compared byte by byte.
-	Payload string
-	// PayloadPattern matches the payload. In a payload that is not UTF-8 each byte stands for the
-	// character of its number: \xff matches the byte 255.
-	PayloadPattern *regexp.Regexp
-	// Group is the ID of the letter's Fingerprint, as Group.ID has it.
-	Group string
-	// Match is any other condition.
-	Match func(Letter) bool
-}
-
-// Matches reports whether the filter chooses the letter.
-func (f Filter) Matches(l Letter) bool {
-	switch {
-	case len(f.IDs) > 0 && !slices.Contains(f.IDs, l.ID),
-		f.Reason != "" && f.Reason != l.Reason,
-		!strings.Contains(l.Error, f.Error),
-		f.ErrorPattern != nil && !f.ErrorPattern.MatchString(l.Error),
-		f.Handler != "" && f.Handler != l.Handler,
-		!f.Since.IsZero() && (l.DeadAt.IsZero() || l.DeadAt.Before(f.Since)),
-		!f.Until.IsZero() && (l.DeadAt.IsZero() || !l.DeadAt.Before(f.Until)),
-		!bytes.Contains(l.Delivery.Body, []byte(f.Payload)),
-		f.PayloadPattern != nil && !matches(f.PayloadPattern, l.Delivery.Body):
-		return false
-	}
-	if f.Group != "" {
-		if id, _ := Fingerprint(l); id != f.Group {
-			return false
-		}
-	}
-	for key, want := range f.Headers {
-		value, ok := l.Delivery.Headers[key]
-		if !ok || wire.Text(value) != want {
-			return false
-		}
-	}
-	for key, pattern := range f.HeaderPatterns {
-		value, ok := l.Delivery.Headers[key]
-		if !ok || !pattern.MatchString(wire.Text(value)) {
-			return false
-		}
-	}
-	return f.Match == nil || f.Match(l)
-}
-
-// matches matches text as text, and any other payload byte by byte.
-func matches(pattern *regexp.Regexp, payload []byte) bool {
-	if utf8.Valid(payload) {
-		return pattern.Match(payload)
-	}
-	return pattern.MatchReader(&byteRunes{payload})
-}
-
-// byteRunes reads each byte as the character of its number.
-type byteRunes struct{ rest []byte }
-
-func (b *byteRunes) ReadRune() (r rune, size int, err error) {
-	if len(b.rest) == 0 {
-		return 0, 0, io.EOF
-	}
-	r, b.rest = rune(b.rest[0]), b.rest[1:]
-	return r, 1, nil
-}

@@ -264,7 +264,7 @@ func (k *keyReplay) one(
 	name := l.ID + "\x00" + text
 	isMark := k.state.Mark != "" && note.ID.String() == k.state.Mark
 	k.found = k.found || isMark
-	if !k.first && !k.rest[name] || !k.Filter.Matches(l) {
+	if !k.first && !k.rest[name] || !k.chooses(l) {
 		return false, nil
 	}
 	if k.isForeign(l) {

@@ -102,14 +102,17 @@ func (r *ramp) grownTo(total, done int) int { return total - (r.letters - (done 
 func (r *ramp) lookDead(ctx context.Context) error {
 	began := time.Now()
 	w := watch{}
-	filter := r.Filter
+	chooses, err := r.Filter.Matcher()
+	if err != nil {
+		return err
+	}
 	see := func(l Letter, _ error) bool {
 		w.letters++
 		n := r.numberOf(l.Delivery.Headers)
 		switch {
 		case n > 0:
 			w.dead.add(n)
-		case !filter.Matches(l):
+		case !chooses(l):
 		case r.moves.isForeign(l):
 			w.foreign++
 		case r.spent(l):

@@ -109,6 +109,7 @@ type replay struct {
 	operator *Operator
 	plan     topology.Plan
 	dead     string
+	chooses  func(Letter) bool
 	pace     pace
 	// act begins to move a message if it is to be moved.
 	act func(ctx context.Context, t *taking, m *mover, d amqp.Delivery) (moved bool, err error)
@@ -134,6 +135,9 @@ type replay struct {
 func (r *replay) prepare(ctx context.Context) error {
 	var err error
 	if r.dead, err = deadQueue(r.plan); err != nil {
+		return err
+	}
+	if r.chooses, err = r.Filter.Matcher(); err != nil {
 		return err
 	}
 	target := r.To
@@ -256,7 +260,7 @@ func (r *replay) one(
 	ctx context.Context, t *taking, m *mover, d amqp.Delivery,
 ) (moved bool, err error) {
 	l := newLetter(d, t.Seen())
-	if !r.Filter.Matches(l) {
+	if !r.chooses(l) {
 		return false, nil
 	}
 	if r.isForeign(l) {

@@ -76,7 +76,9 @@ func (o *Operator) ReturnStranded(
 	}}
 	r.act, r.replay.unroutable = r.one, r.unroutable
 	var err error
+	r.chooses, err = options.Filter.Matcher()
 	switch {
+	case err != nil:
 	case r.To == queue:
 		err = fmt.Errorf("%w: the messages are in queue %q already", ErrInvalidOptions, queue)
 	case r.Limit < 0 || r.Rate < 0:
@@ -107,7 +109,7 @@ func (r *returning) one(
 ) (moved bool, err error) {
 	r.begin(t)
 	l := newStranded(d, t.Seen())
-	if !r.Filter.Matches(l) {
+	if !r.chooses(l) {
 		return false, nil
 	}
 	r.count(func(p *Progress) { p.Chosen++ })

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -49,21 +48,23 @@ type Waiter struct {
 	Size int
 }
 
-func newWaiter(d *amqp.Delivery, q topology.Queue) Waiter {
-	get := textOf(d)
-	queue, _ := get(header.Queue)
-	n := header.Parse(queue, get)
+// newWaiter reads a message of a wait queue, which has the headers of a stranded one.
+func newWaiter(d amqp.Delivery, position int, q topology.Queue) (Letter, Waiter) {
+	l := newStranded(d, position)
+	l.waits = q.Delay
+	n := header.Parse(l.Queue, textOf(&d))
 	w := Waiter{
-		ID: idOf(d), WaitQueue: q.Name, Delay: q.Delay, Queue: queue,
-		Failures: n.Failures, Error: n.Error, Class: n.Class, Due: n.NotBefore, Size: len(d.Body),
+		ID: l.ID, WaitQueue: q.Name, Delay: q.Delay, Queue: l.Queue, Failures: n.Failures,
+		Error: n.Error, Class: n.Class, Due: n.NotBefore, Size: len(d.Body),
 	}
 	if last := len(n.History) - 1; last >= 0 && w.Due.IsZero() && n.Snoozed == 0 {
 		w.Due = n.History[last].At.Add(n.Delay)
 	}
-	return w
+	return l, w
 }
 
-// Waiting returns the messages in the wait queues of a plan, by delay, oldest first.
+// Waiting returns the messages in the wait queues of a plan that filter chooses, by delay, oldest
+// first.
 //
 // Looking does not change when a message returns, unless that is due while it is held: then it
 // returns when it is given back. A queue with more than 5000 messages is not touched, and the error
@@ -71,15 +72,21 @@ func newWaiter(d *amqp.Delivery, q topology.Queue) Waiter {
 // than 5 s. Where a look is cut off, because the process is killed or the connection is lost, the
 // messages may return late, by at most the delay of their queue; none is lost. docs/operations.md
 // says how that was measured.
-func (o *Operator) Waiting(ctx context.Context, plan topology.Plan) ([]Waiter, error) {
-	var found []Waiter
-	err := eachWaitQueue(plan, func(q topology.Queue) error {
-		return o.pass(ctx, plan, q, func(t *taking, d amqp.Delivery) error {
-			t.Keep(d.DeliveryTag)
-			found = append(found, newWaiter(&d, q))
-			return nil
+func (o *Operator) Waiting(
+	ctx context.Context, plan topology.Plan, filter Filter,
+) (found []Waiter, err error) {
+	chooses, err := filter.Matcher()
+	if err == nil {
+		err = eachWaitQueue(plan, func(q topology.Queue) error {
+			return o.pass(ctx, plan, q, func(t *taking, d amqp.Delivery) error {
+				t.Keep(d.DeliveryTag)
+				if l, w := newWaiter(d, t.Seen(), q); chooses(l) {
+					found = append(found, w)
+				}
+				return nil
+			})
 		})
-	})
+	}
 	if err != nil {
 		return found, fmt.Errorf("messages that wait for queue %q: %w", plan.Queue, err)
 	}
@@ -153,27 +160,15 @@ func tooMany(n int) error {
 		"longer than %v", ErrUnsafe, n, maxWaiting, waitHold)
 }
 
-// Selection chooses the waiting messages that Release and Cancel take. The zero value chooses none.
-type Selection struct {
-	// IDs are the IDs to choose.
-	IDs []string
-	// Match chooses further messages.
-	Match func(Waiter) bool
-}
-
-func (c Selection) chooses(w Waiter) bool {
-	return slices.Contains(c.IDs, w.ID) || c.Match != nil && c.Match(w)
-}
-
 // Release ends the wait of chosen messages: each is confirmed in the plan's queue before it leaves
 // its wait queue, with its retry state, so that its attempts go on. The other messages are treated
 // as by Waiting, and a queue that Waiting refuses is refused. A message whose headers name another
 // queue is counted as foreign and stays. If the process is killed, at most 64 messages come twice,
 // and none is lost.
 func (o *Operator) Release(
-	ctx context.Context, plan topology.Plan, choose Selection,
+	ctx context.Context, plan topology.Plan, filter Filter,
 ) (Progress, error) {
-	p, err := o.takeOut(ctx, plan, choose, topology.Route{RoutingKey: plan.Queue}, released)
+	p, err := o.takeOut(ctx, plan, filter, topology.Route{RoutingKey: plan.Queue}, released)
 	if err != nil {
 		return p, fmt.Errorf("release messages that wait for queue %q: %w", plan.Queue, err)
 	}
@@ -183,9 +178,9 @@ func (o *Operator) Release(
 // Cancel ends the wait of chosen messages like Release, but they become dead letters, with the
 // reason header.ReasonCancelled.
 func (o *Operator) Cancel(
-	ctx context.Context, plan topology.Plan, choose Selection,
+	ctx context.Context, plan topology.Plan, filter Filter,
 ) (Progress, error) {
-	p, err := o.takeOut(ctx, plan, choose, plan.Dead, cancelled)
+	p, err := o.takeOut(ctx, plan, filter, plan.Dead, cancelled)
 	if err != nil {
 		return p, fmt.Errorf("cancel messages that wait for queue %q: %w", plan.Queue, err)
 	}
@@ -194,7 +189,7 @@ func (o *Operator) Cancel(
 
 // takeOut moves chosen messages from the wait queues of a plan to a route.
 func (o *Operator) takeOut(
-	ctx context.Context, plan topology.Plan, choose Selection,
+	ctx context.Context, plan topology.Plan, filter Filter,
 	route topology.Route, become func(d *amqp.Delivery, queue string) amqp.Publishing,
 ) (Progress, error) {
 	var mu sync.Mutex
@@ -204,7 +199,11 @@ func (o *Operator) takeOut(
 		defer mu.Unlock()
 		change()
 	}
-	err := eachWaitQueue(plan, func(q topology.Queue) error {
+	chooses, err := filter.Matcher()
+	if err != nil {
+		return p, err
+	}
+	err = eachWaitQueue(plan, func(q topology.Queue) error {
 		var m *mover
 		err := o.pass(ctx, plan, q, func(t *taking, d amqp.Delivery) error {
 			if m == nil {
@@ -213,10 +212,10 @@ func (o *Operator) takeOut(
 				count(func() { p.Total += t.Total() })
 			}
 			count(func() { p.Seen++ })
-			w := newWaiter(&d, q)
+			l, _ := newWaiter(d, t.Seen(), q)
 			switch {
-			case !choose.chooses(w):
-			case w.Queue != "" && w.Queue != plan.Queue:
+			case !chooses(l):
+			case l.Queue != "" && l.Queue != plan.Queue:
 				count(func() { p.Foreign++ })
 			default:
 				count(func() { p.Chosen++ })

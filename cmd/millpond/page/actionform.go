@@ -13,27 +13,6 @@ import (
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
-// jobFilter is a filter that the journal can keep.
-func jobFilter(o operate.Filter) job.Filter {
-	f := job.Filter{
-		IDs: o.IDs, Reason: string(o.Reason), Error: o.Error, Handler: o.Handler, Group: o.Group,
-		Since: o.Since, Until: o.Until, Headers: o.Headers, Payload: o.Payload,
-	}
-	if o.ErrorPattern != nil {
-		f.ErrorPattern = o.ErrorPattern.String()
-	}
-	if o.PayloadPattern != nil {
-		f.PayloadPattern = o.PayloadPattern.String()
-	}
-	for key, pattern := range o.HeaderPatterns {
-		if f.HeaderPatterns == nil {
-			f.HeaderPatterns = map[string]string{}
-		}
-		f.HeaderPatterns[key] = pattern.String()
-	}
-	return f
-}
-
 // formReader reads the fields of a form and keeps the first error.
 type formReader struct {
 	url.Values
@@ -76,7 +55,7 @@ func (f *formReader) duration(name string) time.Duration {
 // requestOf reads a form.
 func (h *Handler) requestOf(values url.Values) (job.Request, error) {
 	f := &formReader{Values: values}
-	chosen, err := filterOf(values)
+	chosen, err := filterOf(values, "delay")
 	if err != nil {
 		return job.Request{}, err
 	}
@@ -88,10 +67,10 @@ func (h *Handler) requestOf(values url.Values) (job.Request, error) {
 		return job.Request{}, err
 	}
 	r := job.Request{
-		Kind: job.Kind(f.text("kind")), Queue: f.text("queue"), Filter: jobFilter(o),
+		Kind: job.Kind(f.text("kind")), Queue: f.text("queue"), Filter: o,
 		All: f.Get("all") != "", To: f.text("to"), Rate: f.decimal("rate", "/s"),
 	}
-	if len(h.masks) > 0 && (chosen.Payload != "" || r.Kind == job.Edit) {
+	if len(h.masks) > 0 && (o.Payload != "" || r.Kind == job.Edit) {
 		return r, badRequest("payloads are masked here: nothing can be chosen by its payload or edited")
 	}
 	switch r.Kind {
@@ -115,8 +94,6 @@ func (h *Handler) requestOf(values url.Values) (job.Request, error) {
 		r.Mark = f.text("mark")
 		r.Key, err = h.keyOf(r.Queue, f.text("key"))
 		r.KeyText = h.shownKey(r.Key)
-	case job.Release, job.Cancel:
-		r.Filter.Delay = f.duration("delay")
 	case job.Edit:
 		// Browsers write line ends as CR LF. A payload with CR is not written as text.
 		text := strings.ReplaceAll(f.Get("text"), "\r\n", "\n")

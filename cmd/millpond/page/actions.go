@@ -274,8 +274,8 @@ func (h *Handler) actPage(w http.ResponseWriter, r *http.Request) error {
 		v.Stranded = append(v.Stranded, q.Name)
 	}
 	title := "Act on a queue"
-	if len(f.Queues) == 1 {
-		v.Queue = f.Queues[0]
+	if len(f.Queues()) == 1 {
+		v.Queue = f.Queues()[0]
 		v.IsStranded = slices.Contains(v.Stranded, v.Queue)
 		if !v.IsStranded && !slices.Contains(v.Mains, v.Queue) {
 			return notFound("there is no queue %q with retries in this virtual host", v.Queue)
@@ -284,7 +284,7 @@ func (h *Handler) actPage(w http.ResponseWriter, r *http.Request) error {
 		if err != nil {
 			return err
 		}
-		v.Words = jobFilter(o).String()
+		v.Words = o.Redacted()
 		title = "Act on " + oneLine(100, v.Queue)
 	}
 	return h.show(w, r, "act", view{Title: title, Nav: "actions", Data: v})

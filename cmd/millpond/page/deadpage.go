@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -93,13 +92,13 @@ type letterRow struct {
 // sourcesOf returns the dead-letter queues of the chosen queues.
 func sourcesOf(v discover.Vhost, f filter) (list []source, unknown []string) {
 	at := map[string]int{}
-	for _, name := range f.Queues {
+	for _, name := range f.Queues() {
 		if _, ok := v.Main(name); !ok {
 			unknown = append(unknown, name)
 		}
 	}
 	for _, main := range v.Mains {
-		if len(f.Queues) > 0 && !slices.Contains(f.Queues, main.Name) {
+		if len(f.Queues()) > 0 && !slices.Contains(f.Queues(), main.Name) {
 			continue
 		}
 		for _, d := range main.Dead {
@@ -151,14 +150,14 @@ func (h *Handler) deadView(ctx context.Context, f filter) (*deadView, error) {
 	}
 	for _, main := range s.Vhost.Mains {
 		v.Queues = append(v.Queues, queueChoice{
-			main.Name, rowOf(main).Dead, slices.Contains(f.Queues, main.Name),
+			main.Name, rowOf(main).Dead, slices.Contains(f.Queues(), main.Name),
 		})
 	}
 	v.ExistsOnBroker = operate.Count{Source: operate.SourceManagement}
 	for i := range v.Sources {
 		src := &v.Sources[i]
 		v.ExistsOnBroker = plus(v.ExistsOnBroker, src.Dead.Total)
-		keys := []string{f.deep().query(), exactly(f)}
+		keys := []string{f.deep().query(), f.exactly().query()}
 		for _, key := range keys {
 			l, _ := lastLook[any](h, lookKey(src.Queue, key))
 			v.Running, src.Err = append(v.Running, l.Running...), cmp.Or(l.Err, src.Err)
@@ -168,12 +167,6 @@ func (h *Handler) deadView(ctx context.Context, f filter) (*deadView, error) {
 		}
 	}
 	return v, nil
-}
-
-// exactly is the key of a look with the whole filter, but for the queues.
-func exactly(f filter) string {
-	f.Queues = nil
-	return f.query()
 }
 
 func quoted(names []string) string {
@@ -201,7 +194,7 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 		for _, o := range src.pile.origins.values {
 			reasons[o.reason], handlers[o.handler] = true, true
 		}
-		v.Left += src.pile.chosen(chosen, func(s *stub, _ *detail) {
+		left, err := src.pile.chosen(chosen, func(s *stub, _ *detail) {
 			v.Chosen++
 			if s.dead != 0 {
 				if first == 0 || s.dead < first {
@@ -210,6 +203,9 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 				last = max(last, s.dead)
 			}
 		})
+		if v.Left += left; err != nil {
+			return err
+		}
 	}
 	v.Reasons, v.Handlers = namesIn(reasons), namesIn(handlers)
 	groups := map[string]*group{}
@@ -219,7 +215,7 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 		if src.pile == nil {
 			continue
 		}
-		src.pile.chosen(chosen, func(s *stub, d *detail) {
+		_, err := src.pile.chosen(chosen, func(s *stub, d *detail) {
 			c := &src.pile.causes.values[s.cause]
 			g := groups[c.id]
 			if g == nil {
@@ -237,6 +233,9 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 				listed++
 			}
 		})
+		if err != nil {
+			return err
+		}
 	}
 	v.Page, v.Pages = page, (listed+perPage-1)/perPage
 	v.Groups = sortedGroups(groups)
@@ -343,10 +342,11 @@ func (h *Handler) lookDead(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	key, chosen := f.deep(), f.deep()
+	chosen := f.deep()
 	if r.Form.Get("exact") != "" {
-		key, chosen = f, f
+		chosen = f.exactly()
 	}
+	key := chosen.query()
 	look, err := h.withMasks(chosen, time.Now())
 	if err != nil {
 		return err
@@ -355,11 +355,11 @@ func (h *Handler) lookDead(w http.ResponseWriter, r *http.Request) error {
 	for _, src := range v.Sources {
 		if src.Dead.Total.N == 0 && len(v.Sources) > 1 {
 			// The broker counts late: a queue alone is looked at also where it seems empty.
-			h.letters.end(emptyPile(src.Queue, exactly(key)))
+			h.letters.end(emptyPile(src.Queue, key))
 			continue
 		}
-		started = append(started, h.begin(lookKey(src.Queue, exactly(key)),
-			h.lookAt(src, exactly(key), look)))
+		started = append(started, h.begin(lookKey(src.Queue, key),
+			h.lookAt(src, key, look)))
 	}
 	await(r.Context(), started)
 	return h.to(w, r, "/dead?"+f.query())
@@ -373,19 +373,16 @@ func (h *Handler) withMasks(f filter, now time.Time) (operate.Filter, error) {
 	if err == nil {
 		err = h.refuseKeys(o)
 	}
-	if err != nil || len(h.masks) == 0 || o.Payload == "" && o.PayloadPattern == nil {
+	if err != nil || len(h.masks) == 0 || o.Payload == "" {
 		return o, err
 	}
-	text, pattern := o.Payload, o.PayloadPattern
-	o.Payload, o.PayloadPattern = "", nil
+	meets, err := operate.Filter{Payload: o.Payload}.Matcher()
+	o.Payload = ""
 	o.Match = func(l operate.Letter) bool {
-		return meets(h.shownPayload(l.Delivery.Body), text, pattern)
+		l.Delivery.Body = h.shownPayload(l.Delivery.Body)
+		return meets(l)
 	}
-	return o, nil
-}
-
-func meets(body []byte, text string, pattern *regexp.Regexp) bool {
-	return strings.Contains(string(body), text) && (pattern == nil || pattern.Match(body))
+	return o, err
 }
 
 // lookAt looks at a dead-letter queue and keeps the letters, within the bounds.

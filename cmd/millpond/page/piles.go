@@ -263,8 +263,14 @@ func (s *letterStore) keep(queue string, l operate.Letter) {
 // chosen calls do with the letters of a look that meet the filter, by position, and with their
 // details, if they are kept. left counts the letters that may meet it and whose details are not
 // kept. No list is made, because a look may have a million letters.
-func (p *pile) chosen(f operate.Filter, do func(*stub, *detail)) (left int) {
-	ids, text := len(f.IDs) > 0, f.Error != "" || f.ErrorPattern != nil
+func (p *pile) chosen(
+	f operate.Filter, do func(*stub, *detail),
+) (left int, err error) {
+	detailed := operate.Filter{IDs: f.IDs, Error: f.Error}
+	chooses, err := detailed.Matcher()
+	if err != nil {
+		return 0, err
+	}
 	for i := range p.stubs {
 		s := &p.stubs[i]
 		from := &p.origins.values[s.from]
@@ -279,14 +285,13 @@ func (p *pile) chosen(f operate.Filter, do func(*stub, *detail)) (left int) {
 		var d *detail
 		if i < len(p.details) {
 			d = &p.details[i]
-			if ids && !slices.Contains(f.IDs, d.id) || !strings.Contains(d.err, f.Error) ||
-				f.ErrorPattern != nil && !f.ErrorPattern.MatchString(d.err) {
+			if !chooses(operate.Letter{ID: d.id, Error: d.err}) {
 				continue
 			}
-		} else if left++; ids || text {
+		} else if left++; !detailed.IsZero() {
 			continue
 		}
 		do(s, d)
 	}
-	return left + p.total - len(p.stubs)
+	return left + p.total - len(p.stubs), nil
 }

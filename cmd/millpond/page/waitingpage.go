@@ -93,7 +93,7 @@ func (h *Handler) lookWaiting(w http.ResponseWriter, r *http.Request) error {
 	}
 	return h.lookAndShow(w, r, "waiting\x00"+name, "/waiting?"+url.Values{"queue": {name}}.Encode(),
 		func(ctx context.Context, o *operate.Operator, _ func(string)) (any, error) {
-			found, err := o.Waiting(ctx, main.Plan)
+			found, err := o.Waiting(ctx, main.Plan, operate.Filter{})
 			slices.SortStableFunc(found, func(a, b operate.Waiter) int {
 				return cmp.Or(zeroLast(a.Due, b.Due), a.Due.Compare(b.Due))
 			})

@@ -184,7 +184,7 @@ func works(t testing.TB, o *operate.Operator, plan topology.Plan) {
 	}
 	_, err = o.Replay(ctx, plan, operate.ReplayOptions{})
 	require.NoError(t, err)
-	_, err = o.Release(ctx, plan, operate.Selection{})
+	_, err = o.Release(ctx, plan, operate.Filter{})
 	require.NoError(t, err)
 	pruned, err := o.Prune(ctx, []topology.Plan{plan}, operate.PruneOptions{
 		Queues: []string{plan.Queues[0].Name}, NobodyPublishes: true,

@@ -425,7 +425,6 @@ func newID() string {
 func (r Request) clone() Request {
 	r.Filter.IDs = slices.Clone(r.Filter.IDs)
 	r.Filter.Headers = maps.Clone(r.Filter.Headers)
-	r.Filter.HeaderPatterns = maps.Clone(r.Filter.HeaderPatterns)
 	r.Steps, r.Runs = slices.Clone(r.Steps), slices.Clone(r.Runs)
 	if r.Change != nil {
 		c := *r.Change

@@ -40,7 +40,7 @@ func TestEditShowsTheDifferenceAndKeepsTheOriginal(t *testing.T) {
 		Text:   "tenant int64 7\npayload as text:\nrepaired\n",
 	}
 	r := job.Request{
-		Kind: job.Edit, Filter: job.Filter{IDs: []string{"order-1"}}, Change: change,
+		Kind: job.Edit, Filter: operate.Filter{IDs: []string{"order-1"}}, Change: change,
 	}
 	h := y.rehearse(r)
 	require.Equal(t, 1, h.Count)
@@ -84,7 +84,7 @@ func TestDiscardedLettersAreInAFile(t *testing.T) {
 	foreign.Headers[header.DeadQueue] = "another"
 	y.publish(y.dead, foreign)
 	y.die(4, 2, "no stock")
-	a := y.act(job.Request{Kind: job.Discard, Filter: job.Filter{Error: refused}})
+	a := y.act(job.Request{Kind: job.Discard, Filter: operate.Filter{Error: refused}})
 	require.Equal(t, job.StateDone, a.State, a.Error)
 	require.Equal(t, 4, a.Progress.Done)
 	require.Equal(t, []string{"body 9", "body 4", "body 5"}, bodies(y.drain(y.dead, 3)))
@@ -125,13 +125,13 @@ func TestReleaseAndCancel(t *testing.T) {
 	t.Parallel()
 	y := newYard(t, "")
 	y.waits(5)
-	h := y.rehearse(job.Request{Kind: job.Release, Filter: job.Filter{IDs: []string{"order-1"}}})
+	h := y.rehearse(job.Request{Kind: job.Release, Filter: operate.Filter{IDs: []string{"order-1"}}})
 	require.Equal(t, 1, h.Count)
 	require.Equal(t, 5, h.Found.Total)
 	a := y.ended(y.confirm(h).ID)
 	require.Equal(t, job.StateDone, a.State, a.Error)
 	require.Equal(t, []string{"body 1"}, bodies(y.drain(y.queue, 1)))
-	h = y.rehearse(job.Request{Kind: job.Cancel, Filter: job.Filter{Delay: time.Hour}})
+	h = y.rehearse(job.Request{Kind: job.Cancel, Filter: operate.Filter{Delay: time.Hour}})
 	require.Equal(t, 4, h.Count)
 	y.waits(1) // after the rehearsal
 	a = y.ended(y.confirm(h).ID)
@@ -140,7 +140,7 @@ func TestReleaseAndCancel(t *testing.T) {
 	h = y.rehearse(job.Request{Kind: job.Release, All: true})
 	require.Equal(t, 1, h.Count)
 	_, err := y.Rehearse(t.Context(), "alice", job.Request{
-		Kind: job.Release, Queue: y.queue, Filter: job.Filter{Reason: "exhausted"},
+		Kind: job.Release, Queue: y.queue, Filter: operate.Filter{Reason: "exhausted"},
 	})
 	require.ErrorIs(t, err, job.ErrRequest, "a filter is never passed over")
 }
@@ -171,7 +171,7 @@ func TestAnEndOfTheProcessInterrupts(t *testing.T) {
 	t.Parallel()
 	y := newYard(t, topology.Classic)
 	y.die(0, 100, refused)
-	r := quick(job.Filter{})
+	r := quick(operate.Filter{})
 	r.Rate = 20
 	id := y.confirm(y.rehearse(r)).ID
 	y.await(id, "five letters", func(a job.Action) bool { return a.Progress.Done >= 5 })

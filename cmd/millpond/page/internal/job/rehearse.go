@@ -183,11 +183,17 @@ func (m *Manager) look(ctx context.Context, a *action) (found Rehearsal, err err
 		}
 		return found, err
 	}
-	waiting, err := o.Waiting(ctx, a.plan)
-	found.Found.Total, found.Found.Seen = len(waiting), len(waiting)
+	chooses, err := filter.Matcher()
+	if err != nil {
+		return found, err
+	}
+	waiting, err := o.Waiting(ctx, a.plan, operate.Filter{Match: func(l operate.Letter) bool {
+		found.Found.Total++
+		return chooses(l)
+	}})
+	found.Found.Seen = found.Found.Total
 	for _, w := range waiting {
 		switch {
-		case !a.Request.Filter.chooses(w):
 		case w.Queue != "" && w.Queue != a.Request.Queue:
 			found.Found.Foreign++
 		default:

@@ -25,7 +25,7 @@ func TestReplayIsRehearsedConfirmedAndSeenByAll(t *testing.T) {
 	y.die(30, 10, "no stock")
 	handled, _ := y.consume()
 
-	r := quick(job.Filter{Error: refused})
+	r := quick(operate.Filter{Error: refused})
 	r.Canary, r.Steps, r.StopAt = 3, []int{10}, 0.05
 	r.Watch = rig.Patience
 	r.Queue = y.queue
@@ -35,7 +35,7 @@ func TestReplayIsRehearsedConfirmedAndSeenByAll(t *testing.T) {
 	require.Equal(t, 30, h.Count)
 	require.Equal(t, 40, h.Found.Total)
 	require.Contains(t, h.Words, `Replay 30 dead letters of queue "`+y.queue+
-		`", whose error contains "connection refused"; the first 3 are watched before the others go; `+
+		`", error="connection refused"; the first 3 are watched before the others go; `+
 		`in steps of 10; stop when more than 5 % are dead again`)
 	require.Equal(t, 1, h.Consumers.N)
 	y.depth(y.dead, 40) // nothing was moved
@@ -116,11 +116,11 @@ func TestNothingIsDoneWithoutAFilterOrAMatch(t *testing.T) {
 		require.ErrorIs(t, err, job.ErrNoFilter, kind)
 	}
 	_, err := y.Rehearse(t.Context(), "alice", job.Request{
-		Kind: job.Replay, Queue: y.queue, All: true, Filter: job.Filter{Error: "x"},
+		Kind: job.Replay, Queue: y.queue, All: true, Filter: operate.Filter{Error: "x"},
 	})
 	require.ErrorIs(t, err, job.ErrRequest)
 	for _, kind := range []job.Kind{job.Replay, job.Discard} {
-		h := y.rehearse(job.Request{Kind: kind, Filter: job.Filter{Error: "nowhere"}})
+		h := y.rehearse(job.Request{Kind: kind, Filter: operate.Filter{Error: "nowhere"}})
 		require.Zero(t, h.Count)
 		_, err = y.Start("alice", h.ID, h.Digest)
 		require.ErrorIs(t, err, job.ErrNothing)
@@ -133,7 +133,7 @@ func TestNoMoreThanWasRehearsed(t *testing.T) {
 	t.Parallel()
 	y := newYard(t, topology.Classic)
 	y.die(0, 5, refused)
-	h := y.rehearse(quick(job.Filter{Error: refused}))
+	h := y.rehearse(quick(operate.Filter{Error: refused}))
 	y.die(5, 5, refused)
 	a := y.ended(y.confirm(h).ID)
 	require.Equal(t, job.StateDone, a.State, a.Error)
@@ -146,7 +146,7 @@ func TestFewerThanWereRehearsed(t *testing.T) {
 	t.Parallel()
 	y := newYard(t, topology.Classic)
 	y.die(0, 5, refused)
-	h := y.rehearse(quick(job.Filter{Error: refused}))
+	h := y.rehearse(quick(operate.Filter{Error: refused}))
 	y.drain(y.dead, 5)
 	y.die(5, 3, refused)
 	a := y.ended(y.confirm(h).ID)
@@ -158,7 +158,7 @@ func TestStopAndResume(t *testing.T) {
 	t.Parallel()
 	y := newYard(t, "")
 	y.die(0, 200, refused)
-	r := quick(job.Filter{Error: refused})
+	r := quick(operate.Filter{Error: refused})
 	r.Rate = 40
 	id := y.confirm(y.rehearse(r)).ID
 	_, err := y.Rehearse(t.Context(), "bob", job.Request{
@@ -199,7 +199,7 @@ func TestLettersThatAreDeadAgainAreNotResumed(t *testing.T) {
 	t.Parallel()
 	y := newYard(t, topology.Classic)
 	y.die(0, 20, refused)
-	r := quick(job.Filter{Error: refused})
+	r := quick(operate.Filter{Error: refused})
 	r.Canary, r.StopAt, r.Watch = 4, 0.5, rig.Patience
 	h := y.rehearse(r)
 	failing, err := y.ch.Consume(y.queue, "failing", true, false, false, false, nil)

@@ -4,11 +4,8 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -53,8 +50,8 @@ type Request struct {
 	// stranded queue.
 	Queue string `json:"queue"`
 	// Filter chooses the messages. An empty filter needs All, and All an empty filter.
-	Filter Filter `json:"filter"`
-	All    bool   `json:"all,omitempty"`
+	Filter operate.Filter `json:"chosen,omitzero"`
+	All    bool           `json:"all,omitempty"`
 	// To is the queue that gets them, of Replay, Edit and Return. Default: their own.
 	To string `json:"to,omitempty"`
 	// Rate is the number of messages a second, of Replay and Return. Default: as fast as possible.
@@ -96,92 +93,9 @@ type Change struct {
 	after lettertext.Content // what the rehearsal has read
 }
 
-// Filter chooses messages, as operate.Filter does, and can be written to a file.
-type Filter struct {
-	IDs            []string          `json:"ids,omitempty"`
-	Reason         string            `json:"reason,omitempty"`
-	Error          string            `json:"error,omitempty"`
-	ErrorPattern   string            `json:"error_pattern,omitempty"`
-	Handler        string            `json:"handler,omitempty"`
-	Group          string            `json:"group,omitempty"`
-	Since          time.Time         `json:"since,omitzero"`
-	Until          time.Time         `json:"until,omitzero"`
-	Headers        map[string]string `json:"headers,omitempty"`
-	HeaderPatterns map[string]string `json:"header_patterns,omitempty"`
-	// Payload and PayloadPattern may hold what must not be in a log, so that the words of an action
-	// and the audit log do not quote them. The journal has them for Resume.
-	Payload        string `json:"payload,omitempty"`
-	PayloadPattern string `json:"payload_pattern,omitempty"`
-	// Delay of the wait queue, for Release and Cancel only. They take IDs, Error and Delay alone.
-	Delay time.Duration `json:"delay,omitempty"`
-}
-
-// Empty reports whether the filter chooses every message.
-func (f Filter) Empty() bool { return f.String() == "" }
-
-// String returns the filter in words, such as `with the reason "exhausted"`; "" for an empty one.
-func (f Filter) String() string {
-	var words []string
-	add := func(set bool, format string, args ...any) {
-		if set {
-			words = append(words, fmt.Sprintf(format, args...))
-		}
-	}
-	const shown = 5
-	var ids []string
-	for _, id := range f.IDs[:min(len(f.IDs), shown)] {
-		ids = append(ids, strconv.Quote(id))
-	}
-	more := ""
-	if len(f.IDs) > shown {
-		more = fmt.Sprintf(" and %d more", len(f.IDs)-shown)
-	}
-	add(len(ids) > 0, "with the ID %s%s", strings.Join(ids, ", "), more)
-	add(f.Reason != "", "with the reason %q", f.Reason)
-	add(f.Error != "", "whose error contains %q", f.Error)
-	add(f.ErrorPattern != "", "whose error matches the pattern %q", f.ErrorPattern)
-	add(f.Handler != "", "of the handler %q", f.Handler)
-	add(f.Group != "", "of the cause %q", f.Group)
-	add(!f.Since.IsZero(), "dead since %s", f.Since.UTC().Format(time.RFC3339))
-	add(!f.Until.IsZero(), "dead before %s", f.Until.UTC().Format(time.RFC3339))
-	for _, key := range slices.Sorted(maps.Keys(f.Headers)) {
-		add(true, "whose header %q is %q", key, f.Headers[key])
-	}
-	for _, key := range slices.Sorted(maps.Keys(f.HeaderPatterns)) {
-		add(true, "whose header %q matches the pattern %q", key, f.HeaderPatterns[key])
-	}
-	add(f.Payload != "", "whose payload contains a text of %d bytes", len(f.Payload))
-	add(f.PayloadPattern != "", "whose payload matches a pattern of %d bytes", len(f.PayloadPattern))
-	add(f.Delay > 0, "that wait for %v", f.Delay)
-	return strings.Join(words, ", ")
-}
-
 // filter returns the filter for the library. It passes over letters of these runs.
 func (r *Request) filter() (operate.Filter, error) {
-	f := operate.Filter{
-		IDs: r.Filter.IDs, Reason: header.Reason(r.Filter.Reason), Error: r.Filter.Error,
-		Handler: r.Filter.Handler, Group: r.Filter.Group, Since: r.Filter.Since, Until: r.Filter.Until,
-		Headers: r.Filter.Headers, Payload: r.Filter.Payload,
-	}
-	var problems []error
-	compile := func(what, text string) *regexp.Regexp {
-		if text == "" {
-			return nil
-		}
-		pattern, err := regexp.Compile(text)
-		if err != nil {
-			problems = append(problems, fmt.Errorf("%w: the pattern of %s: %w", ErrRequest, what, err))
-		}
-		return pattern
-	}
-	f.ErrorPattern = compile("the error", r.Filter.ErrorPattern)
-	f.PayloadPattern = compile("the payload", r.Filter.PayloadPattern)
-	for key, text := range r.Filter.HeaderPatterns {
-		if f.HeaderPatterns == nil {
-			f.HeaderPatterns = map[string]*regexp.Regexp{}
-		}
-		f.HeaderPatterns[key] = cmp.Or(compile("header "+strconv.Quote(key), text), matchesAll)
-	}
+	f := r.Filter
 	if len(r.Runs) > 0 {
 		f.Match = func(l operate.Letter) bool {
 			mark, _ := l.Delivery.Headers[header.Replay].(string)
@@ -189,15 +103,10 @@ func (r *Request) filter() (operate.Filter, error) {
 			return !slices.Contains(r.Runs, run)
 		}
 	}
-	return f, errors.Join(problems...)
-}
-
-var matchesAll = regexp.MustCompile("")
-
-// chooses reports whether a waiting message is meant.
-func (f Filter) chooses(w operate.Waiter) bool {
-	return (len(f.IDs) == 0 || slices.Contains(f.IDs, w.ID)) && strings.Contains(w.Error, f.Error) &&
-		(f.Delay == 0 || f.Delay == w.Delay)
+	if _, err := f.Matcher(); err != nil {
+		return f, fmt.Errorf("%w: %w", ErrRequest, err)
+	}
+	return f, nil
 }
 
 // check returns every problem of a request.
@@ -212,16 +121,16 @@ func (r *Request) check() error {
 	refuse(r.Queue == "", "name the queue")
 	keyed := r.Kind == ReleaseKey || r.Kind == ReplayKey
 	refuse(keyed && r.Key == "", "the key is not known any more: look at the keys of the queue again")
-	refuse(keyed && (r.All || !r.Filter.Empty()), "an action on a key takes no filter")
+	refuse(keyed && (r.All || !r.Filter.IsZero()), "an action on a key takes no filter")
 	refuse(r.Kind == ReleaseKey && r.Mark == "", "the key is not blocked")
 	if !keyed {
-		if r.Filter.Empty() && !r.All {
+		if r.Filter.IsZero() && !r.All {
 			problems = append(problems, ErrNoFilter)
 		}
-		refuse(r.All && !r.Filter.Empty(), "choose all messages or give a filter, not both")
+		refuse(r.All && !r.Filter.IsZero(), "choose all messages or give a filter, not both")
 	}
 	waits := r.Kind == Release || r.Kind == Cancel
-	of := Filter{IDs: r.Filter.IDs, Error: r.Filter.Error, Delay: r.Filter.Delay}
+	of := operate.Filter{IDs: r.Filter.IDs, Error: r.Filter.Error, Delay: r.Filter.Delay}
 	refuse(waits && of.String() != r.Filter.String(),
 		"messages that wait are chosen by ID, error and delay alone")
 	refuse(!waits && r.Filter.Delay != 0, "only messages that wait are chosen by their delay")
@@ -294,7 +203,7 @@ func (r *Request) words(n int, dead string) string {
 		one, many = "waiting message", "waiting messages"
 	}
 	chosen := "all that are there"
-	if f := r.Filter.String(); f != "" {
+	if f := r.Filter.Redacted(); f != "" {
 		chosen = f
 	}
 	if n == 1 {

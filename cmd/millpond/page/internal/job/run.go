@@ -141,10 +141,9 @@ func (m *Manager) discard(
 // endWait releases or cancels waiting messages.
 func (m *Manager) endWait(ctx context.Context, o *operate.Operator, a *action) error {
 	var chosen atomic.Int64
-	choose := operate.Selection{Match: func(w operate.Waiter) bool {
-		own := w.Queue == "" || w.Queue == a.Request.Queue
-		return own && a.Request.Filter.chooses(w) && chosen.Add(1) <= int64(a.Count)
-	}}
+	choose := a.own(a.Request.Filter)
+	own := choose.Match
+	choose.Match = func(l operate.Letter) bool { return own(l) && chosen.Add(1) <= int64(a.Count) }
 	act := o.Release
 	if a.Request.Kind == Cancel {
 		act = o.Cancel

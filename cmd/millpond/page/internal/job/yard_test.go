@@ -212,9 +212,9 @@ func (y *yard) await(id, what string, is func(job.Action) bool) job.Action {
 }
 
 // quick is a replay that is watched for a short time.
-func quick(f job.Filter) job.Request {
+func quick(f operate.Filter) job.Request {
 	return job.Request{
-		Kind: job.Replay, Filter: f, All: f.Empty(), Settle: 300 * time.Millisecond, Watch: time.Second,
+		Kind: job.Replay, Filter: f, All: f.IsZero(), Settle: 300 * time.Millisecond, Watch: time.Second,
 	}
 }
 
