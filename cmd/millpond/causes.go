@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/urfave/cli/v3"
 
@@ -33,40 +32,11 @@ func (a app) deadGroups() *cli.Command {
 	}
 }
 
-// groupJSON is an operate.Group.
-type groupJSON struct {
-	Group    string         `json:"group,omitempty"`
-	Error    string         `json:"error"`
-	Count    int            `json:"count"`
-	First    *time.Time     `json:"first,omitempty"`
-	Last     *time.Time     `json:"last,omitempty"`
-	Queues   map[string]int `json:"queues"`
-	Handlers map[string]int `json:"handlers"`
-	Reasons  map[string]int `json:"reasons"`
-	Sample   sampleJSON     `json:"sample"`
-}
-
-type sampleJSON struct {
-	ID       string `json:"id"`
-	Position int    `json:"position"`
-	Error    string `json:"error,omitempty"`
-}
-
 // groups writes groups of the dead letters of a queue. The column of the queues is there only where
 // the letters are not all of that queue.
 func (a app) groups(c *cli.Command, queue string, groups []operate.Group) error {
 	if c.Bool(flagJSON) {
-		list := make([]groupJSON, len(groups))
-		for i, g := range groups {
-			list[i] = groupJSON{
-				Group: g.ID, Error: g.Error, Count: g.Count, Queues: g.Queues, Handlers: g.Handlers,
-				Reasons: g.Reasons, Sample: sampleJSON(g.Sample),
-			}
-			if !g.First.IsZero() {
-				list[i].First, list[i].Last = &g.First, &g.Last
-			}
-		}
-		return a.printJSON(list)
+		return a.printJSON(groups)
 	}
 	if len(groups) == 0 {
 		return a.noLetters()

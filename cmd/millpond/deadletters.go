@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 	"unicode/utf8"
 
 	"github.com/urfave/cli/v3"
@@ -32,37 +31,19 @@ func (a app) dead() *cli.Command {
 	}
 }
 
-// letterJSON is a letter in a list.
-type letterJSON struct {
-	Position int                   `json:"position"`
-	ID       string                `json:"id"`
-	DeadAt   *time.Time            `json:"dead_at,omitempty"`
-	Attempts int                   `json:"attempts"`
-	Reason   header.Reason         `json:"reason,omitempty"`
-	Error    string                `json:"error,omitempty"`
-	Class    header.Class          `json:"class,omitempty"`
-	Handler  string                `json:"handler,omitempty"`
-	Queue    string                `json:"queue,omitempty"`
-	Replays  int                   `json:"replays"`
-	Origin   string                `json:"origin,omitempty"`
-	Deadline *time.Time            `json:"deadline,omitempty"`
-	From     string                `json:"deadline_from,omitempty"`
-	History  []header.AttemptError `json:"history,omitempty"`
-	Message  json.RawMessage       `json:"message,omitempty"`
+// shownJSON is a dead letter or a stranded message with everything.
+type shownJSON struct {
+	operate.StrandedMessage
+	Origin  string          `json:"origin"`
+	Message json.RawMessage `json:"message"`
 }
 
-func jsonOf(l operate.Letter) letterJSON {
-	j := letterJSON{
-		Position: l.Position, ID: l.ID, Attempts: l.Attempts, Reason: l.Reason, Error: l.Error,
-		Class: l.Class, Handler: l.Handler, Queue: l.Queue, Replays: l.Replays,
+func (a app) showJSON(m operate.StrandedMessage) error {
+	message, err := operate.Encode(m.Delivery)
+	if err != nil {
+		return err
 	}
-	if !l.DeadAt.IsZero() {
-		j.DeadAt = &l.DeadAt
-	}
-	if !l.Deadline.IsZero() {
-		j.Deadline, j.From = &l.Deadline, l.DeadlineFrom
-	}
-	return j
+	return a.printJSON(shownJSON{m, m.OriginExchange + " " + m.OriginRoutingKey, message})
 }
 
 func (a app) deadList() *cli.Command {
@@ -85,7 +66,8 @@ func (a app) list(c *cli.Command, letters iter.Seq2[operate.Letter, error]) erro
 			return err
 		}
 		if c.Bool(flagJSON) {
-			if err := a.printLine(jsonOf(l)); err != nil {
+			l.History = nil
+			if err := a.printLine(l); err != nil {
 				return err
 			}
 			continue
@@ -172,13 +154,7 @@ func (a app) showAll(ctx context.Context, c *cli.Command, l *letters) (found int
 
 func (a app) show(c *cli.Command, l operate.Letter) error {
 	if c.Bool(flagJSON) {
-		j := jsonOf(l)
-		j.History, j.Origin = l.History, l.OriginExchange+" "+l.OriginRoutingKey
-		var err error
-		if j.Message, err = operate.Encode(l.Delivery); err != nil {
-			return err
-		}
-		return a.printJSON(j)
+		return a.showJSON(operate.StrandedMessage{Letter: l})
 	}
 	rows := [][]string{
 		{"id", l.ID},

@@ -17,6 +17,7 @@ import (
 	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/topology/operate"
 )
 
 // oncall is an engineer who follows docs/operations.md to the letter.
@@ -129,7 +130,7 @@ func TestIncidentDownstreamOutage(t *testing.T) {
 	const replay = "millpond dead replay orders --error 'connection refused'"
 	require.Contains(t, i.follow(replay+" --limit 1"), "replayed 1 dead letter of 30")
 	i.AwaitDead(30) // the canary is back
-	var canary letterJSON
+	var canary operate.Letter
 	testbroker.WaitFor(t, "the canary's second death", patience, func() bool {
 		for line := range strings.Lines(i.follow("millpond dead list orders --json")) {
 			require.NoError(t, json.Unmarshal([]byte(line), &canary))

@@ -21,28 +21,10 @@ import (
 
 // doneJSON is the outcome of a command.
 type doneJSON struct {
-	Queue   string     `json:"queue,omitempty"`
-	Total   int        `json:"total"`
-	Seen    int        `json:"seen"`
-	Chosen  int        `json:"chosen"`
-	Done    int        `json:"done"`
-	Foreign int        `json:"foreign,omitempty"`
-	Refused int        `json:"refused,omitempty"`
-	DryRun  bool       `json:"dry_run,omitempty"`
-	Left    []leftJSON `json:"left,omitempty"`
-	Error   string     `json:"error,omitempty"`
-}
-
-type leftJSON struct {
-	Queue    string `json:"queue"`
-	Messages int    `json:"messages"`
-}
-
-func doneOf(queue string, p operate.Progress, dry bool, err error) doneJSON {
-	return doneJSON{
-		Queue: queue, Total: p.Total, Seen: p.Seen, Chosen: p.Chosen, Done: p.Done, Foreign: p.Foreign,
-		Refused: p.Refused, DryRun: dry, Error: errorText(err),
-	}
+	Queue string `json:"queue,omitempty"`
+	operate.Returned
+	DryRun bool   `json:"dry_run,omitempty"`
+	Error  string `json:"error,omitempty"`
 }
 
 // The messages that a command moves.
@@ -64,11 +46,7 @@ func (a app) report(
 		code = errFound
 	}
 	if c.Bool(flagJSON) {
-		j := doneOf(queue, p, c.Bool("dry-run"), err)
-		for _, l := range r.Left {
-			j.Left = append(j.Left, leftJSON(l))
-		}
-		return errors.Join(code, a.printJSON(j))
+		return errors.Join(code, a.printJSON(doneJSON{queue, r, c.Bool("dry-run"), errorText(err)}))
 	}
 	switch {
 	case err != nil && p.Seen == 0: // no message was looked at

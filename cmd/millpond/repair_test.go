@@ -341,14 +341,14 @@ func TestGroupsAreHarmlessAndChooseLetters(t *testing.T) {
 	require.Equal(t, 3, strings.Count(exported, `\u202eboom`), exported)
 	require.Equal(t, 4, strings.Count(o.out, "\n"), o.out)
 	require.Contains(t, o.out, " queue ", "some letters are of another queue")
-	var groups []groupJSON
+	var groups []operate.Group
 	o = s.tool("dead", "groups", s.queue, "--json")
 	require.NoError(t, json.Unmarshal([]byte(o.out), &groups))
 	require.Equal(t, 3, groups[0].Count)
 	require.Equal(t, map[string]int{"other\nqueue": 3}, groups[0].Queues)
-	o = s.tool("dead", "discard", s.queue, "--group", groups[0].Group, "--yes")
+	o = s.tool("dead", "discard", s.queue, "--group", groups[0].ID, "--yes")
 	require.Equal(t, "discarded 3 dead letters of 6\n", o.out, o.err)
-	o = s.tool("dead", "discard", s.queue, "--group", groups[0].Group, "--yes")
+	o = s.tool("dead", "discard", s.queue, "--group", groups[0].ID, "--yes")
 	require.Equal(t, "discarded 0 dead letters of 3\n", o.out, o.err)
 	o = s.tool("dead", "list", s.queue, "--payload", `/"order":[01]/`,
 		"--header", "tenant=/^1$/")

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -49,21 +47,8 @@ type strays struct {
 
 // strayFlags choose stranded messages.
 func strayFlags(more ...cli.Flag) []cli.Flag {
-	return append([]cli.Flag{
-		&cli.StringSliceFlag{Name: "id", Usage: "the message with this `ID`; may be repeated"},
-		&cli.StringFlag{
-			Name: "error", Usage: "part of the `TEXT` of the last error, or /a regular expression/",
-		},
-		&cli.StringFlag{
-			Name: "since", Usage: "stranded at this `TIME` or later: 2026-03-01T12:00:00Z, or 2h for two " +
-				"hours ago",
-		},
-		&cli.StringFlag{Name: "until", Usage: "stranded before this `TIME`"},
-		&cli.StringSliceFlag{
-			Name: "header", Usage: "the message has this header, `K=V`; may be repeated",
-		},
-		&cli.IntFlag{Name: "limit", Usage: "at most `N` messages, the oldest"},
-	}, more...)
+	return append(
+		conditions("message", "stranded", "id", "error", "since", "until", "header", "limit"), more...)
 }
 
 // allStrays lets a command that moves messages take all of them.
@@ -162,32 +147,6 @@ func (a app) onChosenStrays(act func(context.Context, *cli.Command, *strays) err
 	}
 }
 
-// strayJSON is a stranded message in a list.
-type strayJSON struct {
-	ID        string                `json:"id"`
-	Queue     string                `json:"queue,omitempty"`
-	Since     *time.Time            `json:"since,omitempty"`
-	Cause     operate.Cause         `json:"cause"`
-	Why       string                `json:"why"`
-	WaitQueue string                `json:"wait_queue,omitempty"`
-	Failures  int                   `json:"failures"`
-	Error     string                `json:"error,omitempty"`
-	Class     header.Class          `json:"class,omitempty"`
-	History   []header.AttemptError `json:"history,omitempty"`
-	Message   json.RawMessage       `json:"message,omitempty"`
-}
-
-func strayOf(m operate.StrandedMessage) strayJSON {
-	j := strayJSON{
-		ID: m.ID, Queue: m.Queue, Cause: m.Cause, Why: m.Why, WaitQueue: m.WaitQueue,
-		Failures: m.Attempts, Error: m.Error, Class: m.Class,
-	}
-	if !m.DeadAt.IsZero() {
-		j.Since = &m.DeadAt
-	}
-	return j
-}
-
 func (a app) strandedList() *cli.Command {
 	return &cli.Command{
 		Name: "list", Usage: "list stranded messages, oldest first, with their queue, the time and the " +
@@ -201,7 +160,8 @@ func (a app) strandedList() *cli.Command {
 					return err
 				}
 				if n++; c.Bool(flagJSON) {
-					if err := a.printLine(strayOf(m)); err != nil {
+					m.History = nil
+					if err := a.printLine(m); err != nil {
 						return err
 					}
 					continue
@@ -267,14 +227,9 @@ func (a app) strandedShow() *cli.Command {
 	}
 }
 
-func (a app) showStray(c *cli.Command, m operate.StrandedMessage) (err error) {
+func (a app) showStray(c *cli.Command, m operate.StrandedMessage) error {
 	if c.Bool(flagJSON) {
-		j := strayOf(m)
-		j.History = m.History
-		if j.Message, err = operate.Encode(m.Delivery); err != nil {
-			return err
-		}
-		return a.printJSON(j)
+		return a.showJSON(m)
 	}
 	return a.details(c, m.Letter, [][]string{
 		{"id", m.ID},

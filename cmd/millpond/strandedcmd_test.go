@@ -97,12 +97,12 @@ func (s *vanishing) handled(n int) {
 }
 
 // strayLines lists the messages of the shop.
-func (s *vanishing) strayLines() (lines []strayJSON) {
+func (s *vanishing) strayLines() (lines []operate.StrandedMessage) {
 	s.t.Helper()
 	o := s.tool("stranded", "list", s.queue, "--json")
 	require.Zero(s.t, o.code, o.err)
 	for text := range strings.Lines(o.out) {
-		var line strayJSON
+		var line operate.StrandedMessage
 		require.NoError(s.t, json.Unmarshal([]byte(text), &line))
 		lines = append(lines, line)
 	}
@@ -189,9 +189,9 @@ func (s *vanishing) queueDeleted() {
 	for _, line := range s.strayLines() {
 		require.Equal(s.t, "orders", line.Queue)
 		require.Equal(s.t, operate.CauseQueueGone, line.Cause)
-		require.Equal(s.t, 1, line.Failures)
+		require.Equal(s.t, 1, line.Attempts)
 		require.Contains(s.t, line.WaitQueue, ".")
-		require.WithinRange(s.t, *line.Since, began, time.Now().Add(time.Second))
+		require.WithinRange(s.t, line.DeadAt, began, time.Now().Add(time.Second))
 	}
 	require.Contains(s.t, s.follow("millpond stranded list orders"),
 		`queue_gone    queue "orders" does not exist or cannot be reached`)

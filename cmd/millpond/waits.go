@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"time"
 
 	"github.com/urfave/cli/v3"
 
@@ -29,16 +28,9 @@ func (a app) waiting() *cli.Command {
 
 // waiterJSON is a message that waits, as one line of a list.
 type waiterJSON struct {
-	ID        string     `json:"id"`
-	WaitQueue string     `json:"wait_queue"`
-	Delay     string     `json:"delay"`
-	Queue     string     `json:"queue,omitempty"`
-	Failures  int        `json:"failures"`
-	Error     string     `json:"error,omitempty"`
-	Class     string     `json:"class,omitempty"`
-	Due       *time.Time `json:"due,omitempty"`
-	Size      int        `json:"size"`
-	Count     int        `json:"wait_queue_count"` // of messages in the wait queue
+	operate.Waiter
+	Delay string `json:"delay"`
+	Count int    `json:"wait_queue_count"` // of messages in the wait queue
 }
 
 func (a app) waitingList() *cli.Command {
@@ -80,26 +72,19 @@ func (a app) printWaiting(c *cli.Command, waiters []operate.Waiter) error {
 		if shown[w.WaitQueue]++; limit > 0 && shown[w.WaitQueue] > limit {
 			continue
 		}
-		j := waiterJSON{
-			ID: w.ID, WaitQueue: w.WaitQueue, Delay: w.Delay.String(), Queue: w.Queue,
-			Failures: w.Failures, Error: w.Error, Class: string(w.Class), Size: w.Size,
-			Count: of[w.WaitQueue],
-		}
-		if !w.Due.IsZero() {
-			j.Due = &w.Due
-		}
 		if c.Bool(flagJSON) {
-			if err := a.printLine(j); err != nil {
+			if err := a.printLine(waiterJSON{w, w.Delay.String(), of[w.WaitQueue]}); err != nil {
 				return err
 			}
 			continue
 		}
 		rows = append(rows, []string{
-			j.Delay, w.ID, when(w.Due), strconv.Itoa(w.Failures), orDash(j.Class), orDash(w.Queue),
-			orDash(w.Error),
+			w.Delay.String(), w.ID, when(w.Due), strconv.Itoa(w.Failures), orDash(string(w.Class)),
+			orDash(w.Queue), orDash(w.Error),
 		})
 		if shown[w.WaitQueue] == limit && of[w.WaitQueue] > limit {
-			rows = append(rows, []string{j.Delay, fmt.Sprintf("… and %d more", of[w.WaitQueue]-limit)})
+			rows = append(rows,
+				[]string{w.Delay.String(), fmt.Sprintf("… and %d more", of[w.WaitQueue]-limit)})
 		}
 	}
 	switch {

@@ -169,13 +169,13 @@ func (m *Manager) look(ctx context.Context, a *action) (found Rehearsal, err err
 		return a.lookKey(ctx, o)
 	case Discard:
 		p, err := o.Discard(ctx, a.plan, operate.DiscardOptions{Filter: a.own(filter), DryRun: true})
-		a.Count, found.Found = p.Chosen, progressOf(p)
+		a.Count, found.Found = p.Chosen, Progress{Progress: p}
 		return found, err
 	case Return:
 		res, err := o.ReturnStranded(ctx, a.Request.Queue, operate.ReturnOptions{
 			Filter: filter, To: a.Request.To, DryRun: true,
 		})
-		a.Count, found.Found = res.Chosen, progressOf(res.Progress)
+		a.Count, found.Found = res.Chosen, Progress{Progress: res.Progress}
 		for _, left := range res.Left {
 			a.Count -= left.Messages
 			found.Notes = append(found.Notes, fmt.Sprintf(
@@ -221,7 +221,7 @@ func (a *action) lookReplay(
 	}))
 	found = Rehearsal{
 		Target: h.Target, Ready: h.Ready, Consumers: h.Consumers, Findings: h.Findings,
-		Found: progressOf(h.Progress),
+		Found: Progress{Progress: h.Progress},
 	}
 	found.Found.Spent, a.Count = h.Spent, h.Chosen
 	note := func(n int, text string) {
@@ -257,7 +257,7 @@ func (a *action) lookEdit(
 		p, err = o.ReplayKey(ctx, a.plan, a.Request.Key, operate.ReplayOptions{
 			Filter: filter, DryRun: true,
 		})
-		a.Count, found.Found, found.Target = p.Chosen-p.Refused, progressOf(p), a.plan.Queue
+		a.Count, found.Found, found.Target = p.Chosen-p.Refused, Progress{Progress: p}, a.plan.Queue
 	} else {
 		found, err = a.lookReplay(ctx, o, filter)
 	}

@@ -21,7 +21,7 @@ func (m *Manager) run(ctx context.Context, a *action) error {
 	if err != nil {
 		return err
 	}
-	report := func(p operate.Progress) { m.progress(a, progressOf(p)) }
+	report := func(p operate.Progress) { m.progress(a, Progress{Progress: p}) }
 	switch r := a.Request; r.Kind {
 	case Replay:
 		options := operate.ReplayOptions{Filter: filter, Rate: r.Rate, Limit: a.Count}
@@ -88,7 +88,7 @@ func (m *Manager) edit(
 			return nil
 		},
 	})
-	m.progress(a, progressOf(p))
+	m.progress(a, Progress{Progress: p})
 	if err == nil && p.Done == 0 {
 		err = ErrChanged
 	}
@@ -117,7 +117,7 @@ func (m *Manager) discard(
 	}
 	p, err := o.Discard(ctx, a.plan, operate.DiscardOptions{
 		Filter: a.own(filter), Limit: a.Count,
-		Progress: func(p operate.Progress) { m.progress(a, progressOf(p)) },
+		Progress: func(p operate.Progress) { m.progress(a, Progress{Progress: p}) },
 		Before: func(letters []operate.Letter) error {
 			if err := context.Cause(ctx); err != nil { // stop between two batches
 				return err
@@ -134,7 +134,7 @@ func (m *Manager) discard(
 			return f.Sync()
 		},
 	})
-	m.progress(a, progressOf(p))
+	m.progress(a, Progress{Progress: p})
 	return err
 }
 
@@ -149,6 +149,6 @@ func (m *Manager) endWait(ctx context.Context, o *operate.Operator, a *action) e
 		act = o.Cancel
 	}
 	p, err := act(ctx, a.plan, choose)
-	m.progress(a, progressOf(p))
+	m.progress(a, Progress{Progress: p})
 	return err
 }
