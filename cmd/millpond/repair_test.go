@@ -18,6 +18,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology/operate"
 )
 
 // editWith runs the tool with an editor, a shell script that gets the file as $1, on a terminal on
