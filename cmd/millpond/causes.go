@@ -1,16 +1,13 @@
 package main
 
 import (
-	"cmp"
 	"context"
-	"fmt"
-	"maps"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -62,21 +59,6 @@ func (a app) groups(c *cli.Command, queue string, groups []operate.Group) error 
 	return a.table(rows)
 }
 
-// shares writes a name alone, and several with their counts, the largest first.
 func shares(counts map[string]int) string {
-	const shown = 3
-	names := slices.SortedFunc(maps.Keys(counts), func(x, y string) int {
-		return cmp.Or(counts[y]-counts[x], strings.Compare(x, y))
-	})
-	if len(names) == 1 {
-		return orDash(names[0])
-	}
-	var list []string
-	for _, name := range names[:min(len(names), shown)] {
-		list = append(list, fmt.Sprintf("%s %d", orDash(name), counts[name]))
-	}
-	if left := len(names) - shown; left > 0 {
-		list = append(list, fmt.Sprintf("%d more", left))
-	}
-	return strings.Join(list, ", ")
+	return overview.Shares(counts, orDash, strconv.Itoa)
 }

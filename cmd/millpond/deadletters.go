@@ -15,6 +15,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
 	"github.com/millpond-go/millpond/internal/excerpt"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
@@ -199,7 +200,7 @@ func (a app) details(c *cli.Command, l operate.Letter, rows [][]string) error {
 	rows = nil
 	for _, key := range slices.Sorted(maps.Keys(d.Headers)) {
 		value := d.Headers[key]
-		rows = append(rows, []string{"  " + key, typeName(value), operate.HeaderText(value)})
+		rows = append(rows, []string{"  " + key, lettertext.TypeName(value), operate.HeaderText(value)})
 	}
 	if err := a.columns(rows, harmless); err != nil {
 		return err
@@ -241,19 +242,6 @@ func (a app) history(entries []header.AttemptError) {
 		})
 	}
 	_ = a.columns(rows, harmless)
-}
-
-func typeName(value any) string {
-	switch value.(type) {
-	case nil:
-		return "void"
-	case []byte:
-		return "bytes"
-	case []any:
-		return "array"
-	}
-	name := fmt.Sprintf("%T", value)
-	return strings.ToLower(name[strings.LastIndex(name, ".")+1:])
 }
 
 // shownBytes is the most of a payload that is shown without --full, and indented.

@@ -3,7 +3,6 @@ package page
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"html/template"
 	"maps"
 	"net/http"
@@ -13,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 	"github.com/millpond-go/millpond/topology/operate/discover"
@@ -150,13 +150,13 @@ func (h *Handler) deadView(ctx context.Context, f filter) (*deadView, error) {
 	}
 	for _, main := range s.Vhost.Mains {
 		v.Queues = append(v.Queues, queueChoice{
-			main.Name, rowOf(main).Dead, slices.Contains(f.Queues(), main.Name),
+			main.Name, overview.Of(main, nil).Dead, slices.Contains(f.Queues(), main.Name),
 		})
 	}
 	v.ExistsOnBroker = operate.Count{Source: operate.SourceManagement}
 	for i := range v.Sources {
 		src := &v.Sources[i]
-		v.ExistsOnBroker = plus(v.ExistsOnBroker, src.Dead.Total)
+		v.ExistsOnBroker = overview.Plus(v.ExistsOnBroker, src.Dead.Total)
 		keys := []string{f.deep().query(), f.exactly().query()}
 		for _, key := range keys {
 			l, _ := lastLook[any](h, lookKey(src.Queue, key))
@@ -292,24 +292,10 @@ func sortedGroups(groups map[string]*group) []group {
 	return list
 }
 
-// shares writes a name alone, and several with their counts, the largest first.
 func shares(counts map[string]int) string {
-	const shown = 3
-	names := slices.SortedFunc(maps.Keys(counts), func(x, y string) int {
-		return cmp.Or(counts[y]-counts[x], strings.Compare(x, y))
-	})
-	var list []string
-	for _, name := range names[:min(len(names), shown)] {
-		text := oneLine(60, cmp.Or(name, "not known"))
-		if len(names) > 1 {
-			text += " " + digits(counts[name])
-		}
-		list = append(list, text)
-	}
-	if left := len(names) - shown; left > 0 {
-		list = append(list, fmt.Sprintf("%d more", left))
-	}
-	return strings.Join(list, ", ")
+	return overview.Shares(counts, func(name string) string {
+		return oneLine(60, cmp.Or(name, "not known"))
+	}, digits)
 }
 
 func letterRowOf(src *source, s *stub, d *detail) letterRow {

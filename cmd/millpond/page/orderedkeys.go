@@ -13,6 +13,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology/operate"
 	"github.com/millpond-go/millpond/topology/operate/discover"
@@ -37,12 +38,8 @@ type keyRow struct {
 	Text, ID string
 }
 
-const (
-	// maxKeys is how many keys the page shows.
-	maxKeys = 200
-	// nearBound is the number of messages of a line from which it is near its default bound.
-	nearBound = 8000
-)
+// maxKeys is how many keys the page shows.
+const maxKeys = 200
 
 // orderTask names the looks at the keys of a queue.
 func orderTask(queue string) string { return "order\x00" + queue }
@@ -52,8 +49,7 @@ func (h *Handler) orderOf(main *discover.Main) *orderView {
 	v := &orderView{Queue: main.Name, Line: *main.Line}
 	v.looked, v.State = lastLook[operate.OrderState](h, orderTask(main.Name))
 	v.Blocked = len(v.State.BlockedKeys())
-	near := func(n, most int) bool { return most > 0 && n >= most/5*4 }
-	v.Near = near(v.State.Messages, v.State.MaxMessages) || near(v.State.Bytes, v.State.MaxBytes)
+	v.Near = overview.NearBound(v.State)
 	shown := v.State.Keys[:min(len(v.State.Keys), maxKeys)]
 	v.More = len(v.State.Keys) - len(shown) + v.State.Others
 	for _, k := range shown {

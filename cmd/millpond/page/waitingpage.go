@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/topology/operate"
 	"github.com/millpond-go/millpond/topology/operate/discover"
 )
@@ -42,7 +43,8 @@ func (h *Handler) waiting(w http.ResponseWriter, r *http.Request) error {
 	v := &waitingView{Now: time.Now(), At: s.At}
 	name := r.URL.Query().Get("queue")
 	for _, main := range s.Vhost.Mains {
-		v.Queues = append(v.Queues, queueChoice{main.Name, rowOf(main).Waiting, main.Name == name})
+		waiting := overview.Of(main, nil).Waiting
+		v.Queues = append(v.Queues, queueChoice{main.Name, waiting, main.Name == name})
 	}
 	if name != "" {
 		main, err := s.main(name)

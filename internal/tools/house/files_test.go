@@ -92,7 +92,8 @@ var library = map[string][]string{
 	"cmd/millpond/page": {
 		module + "/middleware/header", module + "/topology", module + "/topology/operate",
 		module + "/topology/operate/discover", module + "/topology/operate/doctor",
-		module + "/cmd/millpond/internal/lettertext", module + "/cmd/millpond/page/internal/job",
+		module + "/cmd/millpond/internal/lettertext", module + "/cmd/millpond/internal/overview",
+		module + "/cmd/millpond/page/internal/job",
 		module + "/internal/management", amqp091,
 	},
 	"topology/operate/discover": {

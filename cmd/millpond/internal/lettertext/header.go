@@ -83,3 +83,17 @@ func fixed(name string) bool {
 	return strings.HasPrefix(name, "millpond-") ||
 		len(wire.Publishing(&d, header.IsState, nil).Headers) == 0
 }
+
+// TypeName is the AMQP type of a header's value, as ParseHeader takes it.
+func TypeName(value any) string {
+	switch value.(type) {
+	case nil:
+		return "void"
+	case []byte:
+		return "bytes"
+	case []any:
+		return "array"
+	}
+	name := fmt.Sprintf("%T", value)
+	return strings.ToLower(name[strings.LastIndex(name, ".")+1:])
+}
