@@ -140,37 +140,52 @@ func fullPayload() cli.Flag {
 // showAll shows the letters that the filter chooses, and counts them.
 func (a app) showAll(ctx context.Context, c *cli.Command, l *letters) (found int, err error) {
 	for letter, err := range l.operator.Dead(ctx, l.plan, l.filter, 0) {
+		if err == nil {
+			err = a.show(c, found, operate.StrandedMessage{Letter: letter})
+		}
 		if err != nil {
 			return found, err
 		}
-		if found++; found > 1 {
-			fmt.Fprintln(a.out)
-		}
-		if err := a.show(c, letter); err != nil {
-			return found, err
-		}
+		found++
 	}
 	return found, nil
 }
 
-func (a app) show(c *cli.Command, l operate.Letter) error {
+// show shows a dead letter or a stranded message after so many others.
+func (a app) show(c *cli.Command, others int, m operate.StrandedMessage) error {
 	if c.Bool(flagJSON) {
-		return a.showJSON(operate.StrandedMessage{Letter: l})
+		return a.showJSON(m)
 	}
+	if others > 0 {
+		fmt.Fprintln(a.out)
+	}
+	attempts := strconv.Itoa(m.Attempts)
 	rows := [][]string{
-		{"id", l.ID},
-		{"position", strconv.Itoa(l.Position)},
-		{"queue", orDash(l.Queue)},
-		{"dead at", when(l.DeadAt)},
-		{"reason", orDash(string(l.Reason))},
-		{"attempts", strconv.Itoa(l.Attempts)},
-		{"handler", orDash(l.Handler)},
-		{"class", orDash(string(l.Class))},
-		{"error", orDash(l.Error)},
-		{"replays", strconv.Itoa(l.Replays)},
-		{"origin", fmt.Sprintf("exchange %q, routing key %q", l.OriginExchange, l.OriginRoutingKey)},
+		{"id", m.ID},
+		{"position", strconv.Itoa(m.Position)},
+		{"queue", orDash(m.Queue)},
+		{"dead at", when(m.DeadAt)},
+		{"reason", orDash(string(m.Reason))},
+		{"attempts", attempts},
 	}
-	return a.details(c, l, rows)
+	if m.Cause != "" { // it is stranded
+		rows = [][]string{
+			{"id", m.ID},
+			{"for queue", orUnknown(m.Queue)},
+			{"stranded at", orUnknown(since(m.DeadAt))},
+			{"cause", string(m.Cause)},
+			{"why", m.Why},
+			{"wait queue", orUnknown(m.WaitQueue)},
+			{"failures", attempts},
+		}
+	}
+	return a.details(c, m.Letter, append(rows, [][]string{
+		{"handler", orDash(m.Handler)},
+		{"class", orDash(string(m.Class))},
+		{"error", orDash(m.Error)},
+		{"replays", strconv.Itoa(m.Replays)},
+		{"origin", fmt.Sprintf("exchange %q, routing key %q", m.OriginExchange, m.OriginRoutingKey)},
+	}...))
 }
 
 // details prints rows, and below them everything else of a message.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -220,24 +221,8 @@ func keepFirst(c *cli.Command, options *operate.DiscardOptions) (done func(), er
 	if err != nil {
 		return nil, err
 	}
-	options.Before = func(letters []operate.Letter) error { return keepIn(file, letters) }
+	options.Before = func(letters []operate.Letter) error { return lettertext.Append(file, letters) }
 	return func() { _ = file.Close() }, nil // synced after each batch
-}
-
-// keepIn writes letters, and returns when they are on the disk.
-func keepIn(file *os.File, letters []operate.Letter) error {
-	w := bufio.NewWriter(file)
-	for _, l := range letters {
-		line, err := operate.Encode(l.Delivery)
-		if err != nil {
-			return err
-		}
-		_, _ = w.Write(append(line, '\n')) // Flush says it
-	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	return file.Sync()
 }
 
 func (a app) canAsk() error {

@@ -208,15 +208,13 @@ func (a app) strandedShow() *cli.Command {
 			return a.withStrays(ctx, c, s, func() error {
 				found := 0
 				for m, err := range s.operator.Stranded(ctx, s.queue, s.filter, 0) {
+					if err == nil {
+						err = a.show(c, found, m)
+					}
 					if err != nil {
 						return err
 					}
-					if found++; found > 1 && !c.Bool(flagJSON) {
-						fmt.Fprintln(a.out)
-					}
-					if err := a.showStray(c, m); err != nil {
-						return err
-					}
+					found++
 				}
 				if found == 0 {
 					return notFound("there is no message %q in queue %q", id, s.queue)
@@ -225,26 +223,6 @@ func (a app) strandedShow() *cli.Command {
 			})
 		},
 	}
-}
-
-func (a app) showStray(c *cli.Command, m operate.StrandedMessage) error {
-	if c.Bool(flagJSON) {
-		return a.showJSON(m)
-	}
-	return a.details(c, m.Letter, [][]string{
-		{"id", m.ID},
-		{"for queue", orUnknown(m.Queue)},
-		{"stranded at", orUnknown(since(m.DeadAt))},
-		{"cause", string(m.Cause)},
-		{"why", m.Why},
-		{"wait queue", orUnknown(m.WaitQueue)},
-		{"failures", strconv.Itoa(m.Attempts)},
-		{"handler", orDash(m.Handler)},
-		{"class", orDash(string(m.Class))},
-		{"error", orDash(m.Error)},
-		{"replays", strconv.Itoa(m.Replays)},
-		{"origin", fmt.Sprintf("exchange %q, routing key %q", m.OriginExchange, m.OriginRoutingKey)},
-	})
 }
 
 func (a app) strandedReturn() *cli.Command {

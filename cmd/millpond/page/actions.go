@@ -49,13 +49,11 @@ func (h *Handler) openJobs() error {
 	if err != nil {
 		return err
 	}
-	changed, leave := h.jobs.Subscribe()
 	h.showing.Go(func() {
-		defer leave()
 		for h.ctx.Err() == nil {
 			h.showJobs()
 			select {
-			case <-changed:
+			case <-h.jobs.Changed():
 			case <-h.ctx.Done():
 			}
 		}

@@ -249,7 +249,7 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 	}
 	for i := range v.Groups {
 		g := &v.Groups[i]
-		g.Spark = sparkline(g.times, plural(g.Count, "letter")+over)
+		g.Spark = columns("spark", g.times, 4*bins, 24, plural(g.Count, "letter")+over)
 	}
 	return nil
 }

@@ -3,12 +3,14 @@
 package lettertext
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -57,6 +59,19 @@ func Identity(d amqp.Delivery) ([]byte, error) {
 	delete(d.Headers, "x-acquired-count")
 	d.Redelivered = false
 	return operate.Encode(d)
+}
+
+// Append writes letters to a file as operate.Encode does, and returns when they are on the disk.
+func Append(file *os.File, letters []operate.Letter) error {
+	w := bufio.NewWriter(file)
+	for _, l := range letters {
+		line, err := operate.Encode(l.Delivery)
+		if err != nil {
+			return err
+		}
+		_, _ = w.Write(append(line, '\n')) // Flush says it
+	}
+	return errors.Join(w.Flush(), file.Sync())
 }
 
 // Difference returns the lines of a unified difference, at most that many; left counts the others.

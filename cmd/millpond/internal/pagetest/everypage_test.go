@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/page"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -30,7 +29,6 @@ func TestPage(t *testing.T) {
 		{"hostile certificate", hostileCertificate},
 		{"numbers move", numbersMove},
 		{"clicks count", clicksCount},
-		{"without scripts", withoutScripts},
 		{"many letters", manyLetters},
 		{"keys in order", keysInOrder},
 	} {
@@ -214,11 +212,4 @@ func (b *tab) examine(axe string) (found []violation) {
 		"wcag22aa", "best-practice"]}).then((r) => JSON.stringify(r.violations))`)
 	require.NoError(b.t, json.Unmarshal([]byte(text), &found))
 	return found
-}
-
-// script turns scripts on or off.
-func (b *tab) script(on bool) {
-	b.t.Helper()
-	call(b, emulation.SetScriptExecutionDisabled,
-		emulation.SetScriptExecutionDisabledParams{Value: !on})
 }

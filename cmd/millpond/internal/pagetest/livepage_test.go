@@ -9,7 +9,6 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -168,41 +167,4 @@ func clicksCount(t *testing.T, y *yard) {
 	}
 	close(pages)
 	b.await(`location.pathname === "/stranded"`)
-}
-
-// Without scripts every page for reading works: links, filters, looks.
-func withoutScripts(t *testing.T, y *yard) {
-	h := y.newHouse(t)
-	h.furnish()
-	h.open()
-	b := h.tab()
-	b.script(false)
-	m := mouse{b}
-	b.visit("/")
-	b.see("queues in trouble", "When waiting messages return")
-	m.press("orders")
-	m.press("Look at the letters")
-	b.see("2 causes of 14 letters")
-	m.press("dial tcp")
-	b.see("1 cause of 12 letters")
-	m.press("order-17003")
-	b.see("Attempt 1", `"sku": "A-1"`)
-	m.press("Show as bytes")
-	b.see("7b 22 6f")
-	b.visit("/waiting?queue=mail")
-	m.press("Look at the messages")
-	b.see("the shop is closed")
-	m.press("Stranded")
-	b.see("Queues that keep them")
-	b.visit("/verify")
-	m.press("Verify")
-	b.see("verified")
-	m.press("Doctor")
-	m.press("Examine the broker")
-	b.see("Looking at the broker")
-	b.see("as expected")
-	b.shot("doctor")
-	for _, asked := range b.requests {
-		require.False(t, strings.HasSuffix(asked, "/events"))
-	}
 }

@@ -4,7 +4,7 @@
 // An action is rehearsed first (Manager.Rehearse), which moves nothing and returns its count, its
 // words and a digest. It begins when a person confirms that digest (Manager.Start), and moves no
 // more messages than were rehearsed. One action at a time works on a dead-letter queue. It goes on
-// when its page is closed, and every page sees it (Manager.Subscribe). It can be stopped, and
+// when its page is closed, and every page sees it (Manager.Changed). It can be stopped, and
 // resumed by another action with the same filter: a message that was moved is not there any more.
 //
 // With a folder, a journal survives a kill of the process: the next Manager says how far an action

@@ -7,6 +7,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -122,16 +123,10 @@ func (m *Manager) discard(
 			if err := context.Cause(ctx); err != nil { // stop between two batches
 				return err
 			}
-			for _, l := range letters {
-				line, err := operate.Encode(l.Delivery)
-				if err == nil {
-					_, err = f.Write(append(line, '\n'))
-				}
-				if err != nil {
-					return fmt.Errorf("write the letters to %q: %w", f.Name(), err)
-				}
+			if err := lettertext.Append(f, letters); err != nil {
+				return fmt.Errorf("write the letters to %q: %w", f.Name(), err)
 			}
-			return f.Sync()
+			return nil
 		},
 	})
 	m.progress(a, Progress{Progress: p})
