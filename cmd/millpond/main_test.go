@@ -521,7 +521,7 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"dead", "replay", "q", "--rate", "-1"}, exitUsage, "50/s"},
 		{[]string{"dead", "list", "q", "--since", "yesterday"}, exitUsage, "is no time"},
 		{[]string{"dead", "list", "q", "--error", "/(/"}, exitUsage, "--error"},
-		{[]string{"dead", "list", "q", "--header", "x"}, exitUsage, "key=value"},
+		{[]string{"dead", "list", "q", "--header", "x"}, exitUsage, "name=value"},
 		{[]string{"dead", "list", "q", "--limit", "-1"}, exitUsage, "must be positive"},
 		{[]string{"status", "--no-management"}, exitUsage, "name the queues"},
 		{[]string{"--url", "amqp://me:hush@127.0.0.1:1/", "status", "q"}, exitFailed, "127.0.0.1:1"},
