@@ -235,7 +235,7 @@ var errStranded = errors.New("messages whose wait was over found no way to their
 func (c *Client) watchStranded(plan Plan) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, m := range plan.audited().Members() {
+	for _, m := range plan.Audited().Members() {
 		if m.Role != audit.RoleStranded || c.closed || c.watched[m.Name] {
 			continue
 		}

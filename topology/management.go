@@ -48,8 +48,8 @@ func (c *Client) checkArguments(args amqp.Table) error {
 	return audit.RefuseArguments(args, c.opts.management != "")
 }
 
-// audited is the part of the plan that arguments and policies can spoil.
-func (p Plan) audited() audit.Plan {
+// Audited returns the part of the plan that arguments and policies can spoil, for package operate.
+func (p Plan) Audited() audit.Plan {
 	a := audit.Plan{
 		Queue: p.Queue, DeadExchange: p.Dead.Exchange, DeadKey: p.Dead.RoutingKey,
 		RejectMin: p.RejectMin, RejectMax: p.RejectMax, Line: p.Line,

@@ -79,12 +79,12 @@ func (s *source) learn(
 	var holdsNone bool
 	if err == nil {
 		what := fmt.Sprintf("queue %q:", s.plan.Queue)
-		rejects := f.RefuseRejects(what, s.plan.audited())
+		rejects := f.RefuseRejects(what, s.plan.Audited())
 		if holdsNone = rejects != nil && s.held != nil && f.RejectsUnseen(); holdsNone {
 			s.noteUnseen(rejects)
 			rejects = nil
 		}
-		err = errors.Join(f.Refuse(what), rejects, f.RefuseOrder(what, s.plan.audited()))
+		err = errors.Join(f.Refuse(what), rejects, f.RefuseOrder(what, s.plan.Audited()))
 	}
 	if err != nil {
 		return consumer.Limits{}, err
@@ -106,7 +106,7 @@ func (s *source) learn(
 		limits.Rejected = s.held
 	}
 	vhost, _ := client.linkCfg.Vhost() // parsed before
-	s.warn(f, f.Drops(s.plan.audited(), vhost, hold(limits.ConsumerTimeout)))
+	s.warn(f, f.Drops(s.plan.Audited(), vhost, hold(limits.ConsumerTimeout)))
 	s.warnPolicies(m, f, vhost)
 	return limits, nil
 }
@@ -135,7 +135,7 @@ func (s *source) warnPolicies(m *audit.Manager, f *audit.Facts, vhost string) {
 	if f.Kind != "" {
 		known[s.plan.Queue] = audit.Known{Kind: f.Kind, Arguments: f.Arguments}
 	}
-	findings, _ := list.Judge(s.plan.audited(), known, f.Version, vhost)
+	findings, _ := list.Judge(s.plan.Audited(), known, f.Version, vhost)
 	findings = slices.DeleteFunc(findings,
 		func(f audit.Finding) bool { return f.Severity != audit.Critical })
 	said := s.ruled
@@ -184,11 +184,11 @@ func (s *source) warn(f *audit.Facts, d *audit.Drop) {
 			"counts no deliveries, so that a message that kills the process comes back forever; declare "+
 			"new queues with Queue.Arguments x-queue-type quorum", nil)
 	}
-	if f.LosesInRestarts(s.plan.audited()) {
+	if f.LosesInRestarts(s.plan.Audited()) {
 		s.logger.Info("Warning: messages that wait in a classic queue are lost if their wait ends "+
 			"while the broker restarts, because their quorum queue is not up yet; use topology.Quorum", nil)
 	}
-	if f.LosesDelayed(s.plan.audited()) {
+	if f.LosesDelayed(s.plan.Audited()) {
 		s.logger.Info("Warning: messages that wait in a delayed-message exchange are lost if their wait "+
 			"ends while the broker restarts, because their quorum queue is not up yet; use another "+
 			"strategy, or a classic queue", nil)

@@ -29,6 +29,37 @@ func Passive(ctx context.Context, run Runner, name string) (amqp.Queue, error) {
 	return found, nil
 }
 
+// PassiveAll is Passive for many queues, on one channel as long as they exist. A queue that does not
+// exist, or cannot be reached, is not in the result.
+func PassiveAll(ctx context.Context, run Runner, names []string) (map[string]amqp.Queue, error) {
+	found := make(map[string]amqp.Queue, len(names))
+	for len(names) > 0 {
+		answers := make(chan []amqp.Queue, 1)
+		err := run(ctx, func(ch *amqp.Channel) (err error) {
+			var list []amqp.Queue
+			for i := 0; i < len(names) && err == nil; i++ {
+				var q amqp.Queue
+				if q, err = ch.QueueDeclarePassive(names[i], true, false, false, false, nil); err == nil {
+					list = append(list, q)
+				}
+			}
+			answers <- list
+			return err
+		})
+		if err != nil && !IsCode(err, amqp.NotFound) {
+			return nil, err
+		}
+		list := <-answers
+		for _, q := range list {
+			found[q.Name] = q
+		}
+		if names = names[len(list):]; err != nil {
+			names = names[1:]
+		}
+	}
+	return found, nil
+}
+
 // IsCode reports whether err is the broker's answer with this reply code.
 func IsCode(err error, code int) bool {
 	var answer *amqp.Error

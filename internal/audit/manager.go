@@ -121,11 +121,8 @@ func (m *Manager) Policies() *Policies {
 	case m.seen != nil:
 		return m.seen
 	}
-	seen := &Policies{}
 	err := m.ask(func(ctx context.Context) (err error) {
-		if seen.User, err = m.api.Policies(ctx, m.vhost); err == nil {
-			seen.Operator, err = m.api.OperatorPolicies(ctx, m.vhost)
-		}
+		m.seen, err = ReadPolicies(ctx, m.api, m.vhost)
 		if errors.Is(err, management.ErrNotFound) { // as 4.3 answers (F39)
 			const way = "the user needs permissions in vhost %q, of which ^$ is enough"
 			err = fmt.Errorf("%w: "+way, err, m.vhost)
@@ -135,12 +132,21 @@ func (m *Manager) Policies() *Policies {
 		}
 		return err
 	})
+	m.PolicyErr = err
+	return m.seen
+}
+
+// ReadPolicies reads all policies of a vhost; nil with an error.
+func ReadPolicies(ctx context.Context, api *management.API, vhost string) (*Policies, error) {
+	users, err := api.Policies(ctx, vhost)
 	if err != nil {
-		m.PolicyErr = err
-		return nil
+		return nil, err
 	}
-	m.seen = seen
-	return seen
+	operators, err := api.OperatorPolicies(ctx, vhost)
+	if err != nil {
+		return nil, err
+	}
+	return &Policies{User: users, Operator: operators}, nil
 }
 
 // WhyNoPolicies says why Policies returns nil on a Manager that is not nil.

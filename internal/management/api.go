@@ -1,8 +1,9 @@
 // Package management asks RabbitMQ's management API for facts that AMQP does not show: types,
 // arguments and counts of queues, policies, bindings, feature flags and the alarms of nodes.
 //
-// Every call is one GET request, bounded by its context. An API keeps no connection open, sends
-// the credentials to its own address alone, and never quotes them in an error.
+// Every call is a GET request, or one for each page of a list. It is bounded by its context, and its
+// answer by 1 MiB for each item and 64 MiB in all. An API keeps no connection open, sends the
+// credentials to its own address alone, and never quotes them in an error.
 package management
 
 import (
@@ -11,14 +12,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"strings"
 )
-
-// maxAnswer is the number of bytes that is read of an answer.
-const maxAnswer = 8 << 20
 
 const encodeReserved = "reserved characters in user and password must be percent-encoded"
 
@@ -112,7 +109,8 @@ func (o *Object) UnmarshalJSON(data []byte) error {
 // Queue returns a queue, or ErrNotFound.
 func (a *API) Queue(ctx context.Context, vhost, name string) (Queue, error) {
 	var q Queue
-	err := a.get(ctx, &q, "queues", vhost, name)
+	columns := url.Values{"columns": {queueColumns + ",members"}}
+	err := a.ask(ctx, columns, func(r *answer) error { return r.Decode(&q) }, "queues", vhost, name)
 	return q, err
 }
 
@@ -128,16 +126,12 @@ type Policy struct {
 // Policies returns the policies of a vhost as they are now. The API's view of a queue shows a
 // change up to ten seconds later (F35).
 func (a *API) Policies(ctx context.Context, vhost string) ([]Policy, error) {
-	var list []Policy
-	err := a.get(ctx, &list, "policies", vhost)
-	return list, err
+	return list[Policy](ctx, a, "policies", vhost)
 }
 
 // OperatorPolicies returns the operator policies of a vhost as they are now.
 func (a *API) OperatorPolicies(ctx context.Context, vhost string) ([]Policy, error) {
-	var list []Policy
-	err := a.get(ctx, &list, "operator-policies", vhost)
-	return list, err
+	return list[Policy](ctx, a, "operator-policies", vhost)
 }
 
 // Binding leads from an exchange to a queue or to another exchange.
@@ -147,20 +141,24 @@ type Binding struct {
 	RoutingKey      string `json:"routing_key"`
 }
 
+// Bound is a binding with its arguments.
+type Bound struct {
+	Binding
+	Arguments Object `json:"arguments"`
+}
+
 // Bindings returns the bindings that begin at an exchange, or ErrNotFound.
 func (a *API) Bindings(ctx context.Context, vhost, exchange string) ([]Bound, error) {
-	var bindings []Bound
-	err := a.get(ctx, &bindings, "exchanges", vhost, exchange, "bindings", "source")
-	return bindings, err
+	return list[Bound](ctx, a, "exchanges", vhost, exchange, "bindings", "source")
 }
 
 // FeatureFlags returns the state of every feature flag by its name.
 func (a *API) FeatureFlags(ctx context.Context) (map[string]string, error) {
-	var flags []struct {
+	type flag struct {
 		Name  string `json:"name"`
 		State string `json:"state"`
 	}
-	err := a.get(ctx, &flags, "feature-flags")
+	flags, err := list[flag](ctx, a, "feature-flags")
 	states := make(map[string]string, len(flags))
 	for _, f := range flags {
 		states[f.Name] = f.State
@@ -168,28 +166,23 @@ func (a *API) FeatureFlags(ctx context.Context) (map[string]string, error) {
 	return states, err
 }
 
-// ClusterName returns the cluster_name that the broker also sends over AMQP.
-func (a *API) ClusterName(ctx context.Context) (string, error) {
-	var cluster struct {
-		Name string `json:"name"`
-	}
-	err := a.get(ctx, &cluster, "cluster-name")
-	return cluster.Name, err
-}
-
-// IsOf returns an error if the API belongs to another cluster, or has not answered when ctx is
-// done. An API that does not name its cluster, or an empty name, is no error.
+// IsOf returns an error if the API belongs to another cluster than the one whose cluster_name the
+// broker sends over AMQP, or has not answered when ctx is done. An API that does not name its
+// cluster, or an empty name, is no error.
 func (a *API) IsOf(ctx context.Context, cluster string) error {
 	if cluster == "" {
 		return nil
 	}
-	name, err := a.ClusterName(ctx)
+	var found struct {
+		Name string `json:"name"`
+	}
+	err := a.ask(ctx, nil, func(r *answer) error { return r.Decode(&found) }, "cluster-name")
 	switch {
 	case err != nil && ctx.Err() != nil: // the next question would take as long again
 		return err
-	case err == nil && name != "" && name != cluster:
+	case err == nil && found.Name != "" && found.Name != cluster:
 		return fmt.Errorf("%s belongs to cluster %q, and the AMQP URL leads to cluster %q: name the API "+
-			"of that cluster", a, name, cluster)
+			"of that cluster", a, found.Name, cluster)
 	}
 	return nil
 }
@@ -205,15 +198,7 @@ type Node struct {
 
 // Nodes returns all nodes of the cluster, also the nodes that are down.
 func (a *API) Nodes(ctx context.Context) ([]Node, error) {
-	var list []Node
-	err := a.get(ctx, &list, "nodes")
-	return list, err
-}
-
-func (a *API) get(ctx context.Context, into any, path ...string) error {
-	return a.ask(ctx, nil, func(body io.Reader) error {
-		return json.NewDecoder(io.LimitReader(body, maxAnswer)).Decode(into)
-	}, path...)
+	return list[Node](ctx, a, "nodes")
 }
 
 // address returns the address of an object.
@@ -227,7 +212,7 @@ func (a *API) address(path []string) string {
 
 // ask sends a question and lets read decode the answer.
 func (a *API) ask(
-	ctx context.Context, query url.Values, read func(io.Reader) error, path ...string,
+	ctx context.Context, query url.Values, read func(*answer) error, path ...string,
 ) error {
 	address := a.address(path)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
@@ -259,7 +244,11 @@ func (a *API) ask(
 	default:
 		return fmt.Errorf("get %s: %s", address, status)
 	}
-	if err := read(resp.Body); err != nil {
+	err = read(newAnswer(resp.Body))
+	switch {
+	case errors.Is(err, ErrTooLarge):
+		return fmt.Errorf("get %s: %w", address, err)
+	case err != nil:
 		return fmt.Errorf("get %s: not an answer of the management API: %w", address, err)
 	}
 	return nil

@@ -4,29 +4,178 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
+	"maps"
 	"net/url"
+	"regexp"
+	"slices"
 	"strconv"
 )
 
 const (
+	// maxItem and maxAnswer are the bytes that are read of one item, and of one answer.
+	maxItem   = 1 << 20
+	maxAnswer = 64 << 20
 	// pageSize is the most that the API allows.
 	pageSize = 500
 	// maxPasses bounds how often a list that changes is read.
 	maxPasses = 3
 )
 
+// ErrTooLarge: an answer has an item of more than 1 MiB, or more than 64 MiB. The items before were
+// shown.
+var ErrTooLarge = errors.New("the answer is too large")
+
+// answer decodes the body of an answer within the bounds.
+type answer struct {
+	*json.Decoder
+	body      io.Reader
+	item, all int // bytes that may still be read
+}
+
+func newAnswer(body io.Reader) *answer {
+	r := &answer{body: body, item: maxItem, all: maxAnswer}
+	r.Decoder = json.NewDecoder(r)
+	return r
+}
+
+// Read implements io.Reader for the Decoder.
+func (r *answer) Read(into []byte) (int, error) {
+	switch {
+	case r.all <= 0:
+		return 0, fmt.Errorf("%w: it has more than %d bytes", ErrTooLarge, maxAnswer)
+	case r.item <= 0:
+		return 0, fmt.Errorf("%w: an item has more than %d bytes", ErrTooLarge, maxItem)
+	}
+	n, err := r.body.Read(into[:min(len(into), r.item, r.all)])
+	r.item, r.all = r.item-n, r.all-n
+	return n, err
+}
+
+// delim reads a bracket.
+func (r *answer) delim(want json.Delim) error {
+	token, err := r.Token()
+	if err == nil && token != want {
+		err = fmt.Errorf("it has %v in place of %v", token, want)
+	}
+	return err
+}
+
+// items decodes a list item by item, so that its length does not matter.
+func items[T any](r *answer, see func(T)) (n int, err error) {
+	for err = r.delim('['); err == nil && r.More(); n++ {
+		var item T
+		r.item = maxItem
+		if err = r.Decode(&item); err == nil {
+			see(item)
+		}
+	}
+	if err == nil {
+		err = r.delim(']')
+	}
+	return n, err
+}
+
+func each[T any](ctx context.Context, a *API, see func(T), path ...string) error {
+	return a.ask(ctx, nil, func(r *answer) error {
+		_, err := items(r, see)
+		return err
+	}, path...)
+}
+
+func list[T any](ctx context.Context, a *API, path ...string) (all []T, err error) {
+	err = each(ctx, a, func(item T) { all = append(all, item) }, path...)
+	return all, err
+}
+
+// pages shows a list that the API has in pages. An item that is declared or deleted meanwhile moves
+// others from page to page. So the list is read again, at most twice, while its length changes.
+// Then items are shown more than once. settled says that the last pass saw no change.
+func pages[T any](
+	ctx context.Context, a *API, query url.Values, see func(T), path ...string,
+) (settled bool, err error) {
+	for pass := 0; pass < maxPasses && !settled && err == nil; pass++ {
+		settled, err = onePass(ctx, a, query, see, path)
+	}
+	return settled, err
+}
+
+// onePass reads all pages once, and reports whether they agree on the length of the list and
+// have as many items.
+func onePass[T any](
+	ctx context.Context, a *API, query url.Values, see func(T), path []string,
+) (settled bool, err error) {
+	query = maps.Clone(query)
+	query.Set("page_size", strconv.Itoa(pageSize))
+	query.Set("sort", "name")
+	settled = true
+	before, n := -1, 0
+	for number := 1; ; number++ {
+		query.Set("page", strconv.Itoa(number))
+		found, total := 0, -1
+		err := a.ask(ctx, query, func(r *answer) (err error) {
+			found, total, err = onePage(r, see)
+			return err
+		}, path...)
+		switch {
+		case errors.Is(err, errRefused) && number > 1:
+			return false, nil // the last pages went meanwhile
+		case err != nil:
+			return false, err
+		}
+		n += found
+		settled = settled && (before < 0 || total == before)
+		if before = total; found == 0 || n >= total {
+			return settled && n == total, nil
+		}
+	}
+}
+
+// onePage reads a page, and returns how many items it has and the whole list.
+func onePage[T any](r *answer, see func(T)) (found, total int, err error) {
+	counts := map[json.Token]*int{}
+	for err = r.delim('{'); err == nil && r.More(); {
+		var key json.Token
+		if key, err = r.Token(); err != nil {
+			break
+		}
+		r.item = maxItem
+		switch key {
+		case "items":
+			found, err = items(r, see)
+		case "total_count", "filtered_count": // with and without the names that are not asked for
+			counts[key] = new(int)
+			err = r.Decode(counts[key])
+		default:
+			err = r.Decode(new(json.RawMessage))
+		}
+	}
+	if err == nil {
+		err = r.delim('}')
+	}
+	all := counts["filtered_count"]
+	if all == nil {
+		all = counts["total_count"]
+	}
+	if err == nil && all == nil {
+		err = errors.New("it is no page")
+	}
+	if err != nil {
+		return 0, 0, err
+	}
+	return found, *all, nil
+}
+
 // queueColumns are the fields of Queue. Without columns an answer is ten times as long.
 const queueColumns = "name,type,durable,auto_delete,exclusive,arguments,consumers,messages," +
 	"messages_ready,messages_unacknowledged,messages_dlx"
 
-// Queues shows every queue of a vhost, in pages. A queue that is declared or deleted meanwhile
-// moves others from page to page. So the list is read again, at most twice, while its length
-// changes. Then queues are shown more than once. settled says that the last pass saw no change.
+// Queues shows every queue of a vhost; see pages.
 func (a *API) Queues(
 	ctx context.Context, vhost string, see func(Queue),
 ) (settled bool, err error) {
-	return pages(ctx, a, queueColumns, see, "queues", vhost)
+	return pages(ctx, a, url.Values{"columns": {queueColumns}}, see, "queues", vhost)
 }
 
 // Exchange is an exchange as the API shows it.
@@ -41,21 +190,22 @@ type Exchange struct {
 func (a *API) Exchanges(
 	ctx context.Context, vhost string, see func(Exchange),
 ) (settled bool, err error) {
-	return pages(ctx, a, "name,type,auto_delete,arguments", see, "exchanges", vhost)
+	columns := url.Values{"columns": {"name,type,auto_delete,arguments"}}
+	return pages(ctx, a, columns, see, "exchanges", vhost)
 }
 
-// Bound is a binding with its arguments.
-type Bound struct {
-	Binding
-	Arguments Object `json:"arguments"`
-}
-
-// BindingsFrom shows the bindings that begin at an exchange one by one, because the API has no
-// pages of them. The error is ErrNotFound where the exchange is gone.
-func (a *API) BindingsFrom(
-	ctx context.Context, vhost, exchange string, see func(Bound),
-) error {
-	return each(ctx, a, see, "exchanges", vhost, exchange, "bindings", "source")
+// Names returns the names of a vhost that begin with prefix, sorted. kind is "queues" or
+// "exchanges". The broker searches, so that a vhost with many queues costs no long answer.
+func (a *API) Names(ctx context.Context, kind, vhost, prefix string) ([]string, error) {
+	type named struct {
+		Name string `json:"name"`
+	}
+	query := url.Values{
+		"columns": {"name"}, "use_regex": {"true"}, "name": {"^" + regexp.QuoteMeta(prefix)},
+	}
+	found := map[string]bool{}
+	_, err := pages(ctx, a, query, func(n named) { found[n.Name] = true }, kind, vhost)
+	return slices.Sorted(maps.Keys(found)), err
 }
 
 // Consumer is a consumer of a queue.
@@ -74,77 +224,31 @@ func (a *API) Consumers(ctx context.Context, vhost string, see func(Consumer)) e
 	return each(ctx, a, see, "consumers", vhost)
 }
 
-// page is the answer to a question for a page.
-type page[T any] struct {
-	Items []T  `json:"items"`
-	Total *int `json:"total_count"`
+// Rates are messages a second of a queue, as the API has averaged them. They are nil where nothing
+// has happened yet, or where the broker collects no statistics.
+type Rates struct {
+	// In counts messages that came into the queue, Out the deliveries to consumers.
+	In, Out *float64
 }
 
-func pages[T any](
-	ctx context.Context, a *API, columns string, see func(T), path ...string,
-) (settled bool, err error) {
-	for pass := 0; pass < maxPasses && !settled; pass++ {
-		if settled, err = onePass(ctx, a, columns, see, path); err != nil {
-			return false, err
-		}
+// QueueRates shows the rates of every queue of a vhost, in pages. If the list changes meanwhile, a
+// queue may be shown twice.
+func (a *API) QueueRates(ctx context.Context, vhost string, see func(string, Rates)) error {
+	type rate struct {
+		Rate *float64 `json:"rate"`
 	}
-	return settled, nil
-}
-
-// onePass reads all pages once, and reports whether they agree on the length of the list and
-// have as many items.
-func onePass[T any](
-	ctx context.Context, a *API, columns string, see func(T), path []string,
-) (settled bool, err error) {
-	settled = true
-	total, n := -1, 0
-	for number := 1; ; number++ {
-		query := url.Values{
-			"page": {strconv.Itoa(number)}, "page_size": {strconv.Itoa(pageSize)},
-			"sort": {"name"}, "columns": {columns},
-		}
-		var p page[T]
-		err := a.ask(ctx, query, func(body io.Reader) error {
-			err := json.NewDecoder(io.LimitReader(body, maxAnswer)).Decode(&p)
-			if err == nil && p.Total == nil {
-				err = errors.New("it is no page")
-			}
-			return err
-		}, path...)
-		switch {
-		case errors.Is(err, errRefused) && number > 1:
-			return false, nil // the last pages went meanwhile
-		case err != nil:
-			return false, err
-		}
-		for _, item := range p.Items {
-			see(item)
-		}
-		n += len(p.Items)
-		settled = settled && (total < 0 || *p.Total == total)
-		if total = *p.Total; len(p.Items) == 0 || n >= total {
-			return settled && n == total, nil
-		}
+	type queue struct {
+		Name  string `json:"name"`
+		Stats struct {
+			In  rate `json:"publish_details"`
+			Out rate `json:"deliver_get_details"`
+		} `json:"message_stats"`
 	}
-}
-
-// each decodes a list element by element, so that its length does not matter.
-func each[T any](ctx context.Context, a *API, see func(T), path ...string) error {
-	return a.ask(ctx, nil, func(body io.Reader) error {
-		dec := json.NewDecoder(body)
-		token, err := dec.Token()
-		if err == nil && token != json.Delim('[') {
-			err = errors.New("it is no list")
-		}
-		for err == nil && dec.More() {
-			var item T
-			if err = dec.Decode(&item); err == nil {
-				see(item)
-			}
-		}
-		if err == nil {
-			_, err = dec.Token()
-		}
-		return err
-	}, path...)
+	columns := url.Values{
+		"columns": {"name,message_stats.publish_details.rate,message_stats.deliver_get_details.rate"},
+	}
+	_, err := pages(ctx, a, columns, func(q queue) {
+		see(q.Name, Rates{In: q.Stats.In.Rate, Out: q.Stats.Out.Rate})
+	}, "queues", vhost)
+	return err
 }

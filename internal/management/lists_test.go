@@ -2,6 +2,7 @@ package management_test
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -92,12 +93,11 @@ func TestLists(t *testing.T) {
 		Arguments: management.Object{"alternate-exchange": "e"},
 	}}, exchanges)
 
-	var bound []management.Bound
 	api = serve(t, "/api/exchanges/v/a%2Fb/bindings/source", http.StatusOK, `[
 		{"source":"a/b","destination":"q","destination_type":"queue","routing_key":"k","arguments":{}},
 		{"destination":"e","destination_type":"exchange","arguments":{"x-match":"all"}}]`)
-	see := func(b management.Bound) { bound = append(bound, b) }
-	require.NoError(t, api.BindingsFrom(t.Context(), "v", "a/b", see))
+	bound, err := api.Bindings(t.Context(), "v", "a/b")
+	require.NoError(t, err)
 	require.Len(t, bound, 2)
 	require.Equal(t, "q", bound[0].Destination)
 	require.Equal(t, management.Object{"x-match": "all"}, bound[1].Arguments)
@@ -122,7 +122,35 @@ func TestListsThatAreNone(t *testing.T) {
 		err := api.Consumers(t.Context(), "v", func(management.Consumer) {})
 		require.ErrorContains(t, err, "not an answer of the management API", body)
 	}
-	api := serve(t, "/api/exchanges/v/e/bindings/source", http.StatusNotFound, `{}`)
-	err := api.BindingsFrom(t.Context(), "v", "e", nil)
-	require.ErrorIs(t, err, management.ErrNotFound)
+}
+
+// An item of 300 MB took 1.16 GB, and a list had no bound: each was read whole.
+func TestAnAnswerHadNoBound(t *testing.T) {
+	t.Parallel()
+	x := strings.Repeat("x", 1<<19)
+	for name, c := range map[string]struct{ begin, piece, want string }{
+		"an item": {`[{"consumer_tag":"c"},{"consumer_tag":"`, x, "an item has more than 1048576 bytes"},
+		"a list": {
+			`[{"consumer_tag":"c"}`, `,{"consumer_tag":"` + x + `"}`, "it has more than 67108864 bytes",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			sent := make(chan int, 1)
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				n, err := io.WriteString(w, c.begin)
+				for more := n; n < 300<<20 && err == nil; n += more {
+					more, err = io.WriteString(w, c.piece)
+				}
+				sent <- n
+			}))
+			t.Cleanup(server.Close)
+			api, seen := open(t, "http://u:p@"+server.Listener.Addr().String()), 0
+			err := api.Consumers(t.Context(), "v", func(management.Consumer) { seen++ })
+			require.ErrorIs(t, err, management.ErrTooLarge)
+			require.ErrorContains(t, err, c.want)
+			require.Positive(t, seen, "the items before are shown")
+			require.Less(t, <-sent, 100<<20, "the rest is not read")
+		})
+	}
 }

@@ -2,7 +2,6 @@ package operate
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"slices"
@@ -58,7 +57,7 @@ func (o *Operator) brakes(ctx context.Context) ([]header.BrakeState, error) {
 	}
 	list, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	names, err := api.AllNames(list, "exchanges", o.vhost, fleet.Prefix)
+	names, err := api.Names(list, "exchanges", o.vhost, fleet.Prefix)
 	if err != nil {
 		return nil, fmt.Errorf("management API: %w", err)
 	}
@@ -68,7 +67,6 @@ func (o *Operator) brakes(ctx context.Context) ([]header.BrakeState, error) {
 	if len(names) == 0 {
 		return nil, nil
 	}
-	slices.Sort(names)
 	states, problems := make([]header.BrakeState, len(names)), make([]error, len(names))
 	err = o.call(ctx, func(ctx context.Context, conn *link.Conn) error {
 		var all sync.WaitGroup
@@ -96,11 +94,7 @@ func (o *Operator) brakeAPI(ctx context.Context) (*management.API, error) {
 	if o.opts.management == "" {
 		return nil, nil
 	}
-	var config *tls.Config
-	if o.opts.amqp != nil {
-		config = o.opts.amqp.TLSClientConfig
-	}
-	api, err := management.New(o.opts.management, config)
+	api, err := management.New(o.opts.management, o.tls())
 	if err == nil {
 		err = api.IsOf(ctx, o.Cluster())
 	}

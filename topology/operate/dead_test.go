@@ -25,29 +25,10 @@ func ids(letters []operate.Letter) []string {
 	return found
 }
 
-// The same list fifty times: every message is still there, in its order.
-func TestFiftyListsLeaveEveryMessage(t *testing.T) {
-	t.Parallel()
-	forTypes(t, func(t *testing.T, b *box) {
-		const dead, looks = 60, 50
-		b.die(dead)
-		first := ids(b.letters(operate.Filter{}))
-		require.Len(t, first, dead)
-		for look := range looks {
-			require.Equal(t, strings.Join(first, " "), strings.Join(ids(b.letters(operate.Filter{})), " "),
-				"look %d", look+1)
-		}
-		left := b.bodies(b.dead, dead)
-		require.Len(t, left, dead)
-		require.Equal(t, `{"n":0}`, left[0])
-		require.Equal(t, `{"n":59}`, left[dead-1])
-	})
-}
-
 func TestEveryFilter(t *testing.T) {
 	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
-		b.die(6, func(i int, n *header.RetryState, m *amqp.Publishing) {
+		b.die(7, func(i int, n *header.RetryState, m *amqp.Publishing) {
 			switch i {
 			case 1:
 				n.Reason, n.Error = header.ReasonPermanent, "no such customer 17"
@@ -57,15 +38,23 @@ func TestEveryFilter(t *testing.T) {
 				m.MessageId, m.Headers["_watermill_message_uuid"] = "", "uuid-3"
 			case 4:
 				m.MessageId = ""
+			case 6:
+				n.Error, n.History, m.Body = "bytes", nil, []byte{0xff, 'a', 0xfe}
 			}
 		})
+		group, _ := operate.Fingerprint(operate.Letter{Error: "no such customer 4"})
+		tenant := func(value string) operate.Filter {
+			return operate.Filter{Headers: map[string]string{"tenant": value}}
+		}
 		for name, c := range map[string]struct {
 			filter operate.Filter
 			want   []string
 		}{
 			"none": {
 				operate.Filter{},
-				[]string{"order-0", "order-1", "order-2", "uuid-3", "sha256:f3e0792e105e", "order-5"},
+				[]string{
+					"order-0", "order-1", "order-2", "uuid-3", "sha256:f3e0792e105e", "order-5", "order-6",
+				},
 			},
 			"id": {
 				operate.Filter{IDs: []string{"order-5", "uuid-3", "order-9"}}, []string{"uuid-3", "order-5"},
@@ -75,13 +64,21 @@ func TestEveryFilter(t *testing.T) {
 			"error, pattern": {
 				operate.Filter{Error: `/customer \d+$/`}, []string{"order-1"},
 			},
-			"handler": {operate.Filter{Handler: "bill"}, []string{"order-2"}},
-			"since":   {operate.Filter{Since: died(5)}, []string{"order-5"}},
-			"until":   {operate.Filter{Until: died(1)}, []string{"order-0"}},
-			"header, number": {
-				operate.Filter{Headers: map[string]string{"tenant": "2"}}, []string{"order-2", "order-5"},
+			"handler":        {operate.Filter{Handler: "bill"}, []string{"order-2"}},
+			"since":          {operate.Filter{Since: died(6)}, []string{"order-6"}},
+			"until":          {operate.Filter{Until: died(1)}, []string{"order-0"}},
+			"group":          {operate.Filter{Group: group}, []string{"order-1"}},
+			"no group":       {operate.Filter{Group: "0"}, nil},
+			"header, number": {tenant("2"), []string{"order-2", "order-5"}},
+			"header, pattern": {
+				tenant("/^[12]$/"), []string{"order-1", "order-2", "sha256:f3e0792e105e", "order-5"},
 			},
-			"header, missing": {operate.Filter{Headers: map[string]string{"nothing": ""}}, nil},
+			"header, missing":       {operate.Filter{Headers: map[string]string{"nothing": ""}}, nil},
+			"header, pattern, none": {operate.Filter{Headers: map[string]string{"nothing": "/(?:)/"}}, nil},
+			"payload":               {operate.Filter{Payload: `"n":5`}, []string{"order-5"}},
+			"payload, bytes":        {operate.Filter{Payload: "\xffa"}, []string{"order-6"}},
+			"payload, pattern":      {operate.Filter{Payload: `/"n":[15]}$/`}, []string{"order-1", "order-5"}},
+			"payload, byte pattern": {operate.Filter{Payload: `/^\xff.\xfe$/`}, []string{"order-6"}},
 			"match": {
 				operate.Filter{Match: func(l operate.Letter) bool { return l.Position == 1 }},
 				[]string{"order-0"},
@@ -91,8 +88,10 @@ func TestEveryFilter(t *testing.T) {
 			},
 		} {
 			require.Equal(t, c.want, ids(b.letters(c.filter)), name)
+			dry := b.replay(operate.ReplayOptions{Filter: c.filter, DryRun: true})
+			require.Equal(t, len(c.want), dry.Chosen, name)
 		}
-		require.Len(t, b.bodies(b.dead, 6), 6)
+		require.Len(t, b.bodies(b.dead, 7), 7)
 	})
 }
 

@@ -53,115 +53,73 @@ func (o *Operator) Discard(
 func (o *Operator) discard(
 	ctx context.Context, plan topology.Plan, queue string, read func(amqp.Delivery, int) Letter,
 	options DiscardOptions,
-) (p Progress, err error) {
-	if options.Limit < 0 {
-		return p, fmt.Errorf("%w: limit %d: it cannot be negative", ErrInvalidOptions, options.Limit)
-	}
-	d := &discard{DiscardOptions: options, plan: plan, read: read}
-	if d.chooses, err = options.Filter.Matcher(); err != nil {
-		return p, err
-	}
-	for left, again := -1, true; again && err == nil; {
-		left, again, err = d.round(ctx, o, queue, left)
-	}
-	return d.progress, err
-}
-
-type discard struct {
-	DiscardOptions
-	plan     topology.Plan
-	chooses  func(Letter) bool
-	read     func(amqp.Delivery, int) Letter
-	progress Progress
-
-	letters []Letter
-	batch   []amqp.Delivery
-	bytes   int
-}
-
-// round looks at up to left messages. Once messages have been held for as long as is safe, it
-// returns again and the number of messages that are still to be looked at.
-func (d *discard) round(
-	ctx context.Context, o *Operator, queue string, left int,
-) (_ int, again bool, err error) {
-	t, err := o.take(ctx, d.plan, queue, left)
-	if err != nil {
-		return 0, false, err
-	}
-	before := d.progress.Done
-	d.progress.Chosen = before
-	again, err = d.pass(t)
+) (Progress, error) {
+	d := &discard{read: read, before: options.Before, replay: &replay{
+		operator: o, plan: plan, dead: queue, left: -1, ReplayOptions: ReplayOptions{
+			Filter: options.Filter, Limit: options.Limit, DryRun: options.DryRun,
+			Progress: options.Progress,
+		},
+	}}
+	d.act, d.end = d.one, d.flush
+	err := d.check()
 	if err == nil {
-		err = d.flush(t)
+		err = d.run(ctx)
 	}
-	for _, kept := range d.batch {
-		t.Keep(kept.DeliveryTag)
-	}
-	if back := t.giveBack(); err == nil {
-		err = back
-	}
-	done := d.progress.Done - before
-	if again && done == 0 && err == nil {
-		err = fmt.Errorf("%w: %v, and nothing could be thrown away", ErrTooSlow, holdLimit)
-	}
-	return t.Total() - done, again, err
+	return d.now(), err
 }
 
-func (d *discard) pass(t *taking) (again bool, err error) {
-	for {
-		next, ok, err := t.next()
-		if err != nil || !ok {
-			return false, err
-		}
-		d.progress.Total = max(d.progress.Total, t.Total())
-		d.progress.Seen = max(d.progress.Seen, d.progress.Total-t.Total()+t.Seen())
-		if l := d.read(next, t.Seen()); d.chooses(l) {
-			d.progress.Chosen++
-			d.letters, d.batch = append(d.letters, l), append(d.batch, next)
-			d.bytes += len(next.Body)
-		} else {
-			t.Keep(next.DeliveryTag)
-		}
-		enough := d.Limit > 0 && d.progress.Chosen == d.Limit
-		if enough || len(d.batch) == batchMessages || d.bytes >= batchBytes {
-			if err := d.flush(t); err != nil {
-				return false, err
-			}
-		}
-		d.tell()
-		if enough || t.old() {
-			return !enough, nil
-		}
-	}
+// discard is a replay to nowhere.
+type discard struct {
+	*replay
+	read   func(amqp.Delivery, int) Letter
+	before func([]Letter) error
+
+	letters []Letter // a batch
+	bytes   int
+	batch   []amqp.Delivery
 }
 
-// flush throws away the batch.
-func (d *discard) flush(t *taking) error {
+// one adds a chosen letter to the batch.
+func (d *discard) one(
+	_ context.Context, t *taking, _ *mover, next amqp.Delivery,
+) (moved bool, err error) {
+	l := d.read(next, t.Seen())
+	if !d.chooses(l) {
+		return false, nil
+	}
+	d.moved++
+	d.count(func(p *Progress) { p.Chosen++ })
 	if d.DryRun {
-		for _, kept := range d.batch {
-			t.Keep(kept.DeliveryTag)
-		}
-		d.letters, d.batch, d.bytes = nil, nil, 0
-		return nil
+		return false, nil
 	}
-	if d.Before != nil && len(d.letters) > 0 {
-		if err := d.Before(d.letters); err != nil {
-			return err
-		}
+	d.letters, d.batch = append(d.letters, l), append(d.batch, next)
+	if d.bytes += len(next.Body); len(d.batch) == batchMessages || d.bytes >= batchBytes {
+		err = d.flush(t, nil)
+	}
+	return true, err
+}
+
+// flush throws away the batch. With an error, or after one, what is left of it stays.
+func (d *discard) flush(t *taking, err error) error {
+	if len(d.batch) == 0 {
+		return err
+	}
+	if err == nil && d.before != nil {
+		err = d.before(d.letters)
 	}
 	for _, gone := range d.batch {
-		if err := gone.Ack(false); err != nil {
-			return t.explain(err)
+		if err == nil {
+			err = t.explain(gone.Ack(false))
 		}
-		d.progress.Done++
+		if err != nil {
+			t.Keep(gone.DeliveryTag)
+			continue
+		}
+		d.count(func(p *Progress) { p.Done++ })
 	}
 	d.letters, d.batch, d.bytes = nil, nil, 0
-	d.tell()
-	return t.explain(t.Flush())
-}
-
-func (d *discard) tell() {
-	if d.Progress != nil {
-		d.Progress(d.progress)
+	if err != nil {
+		return err
 	}
+	return t.explain(t.Flush())
 }

@@ -93,9 +93,10 @@ func ExampleFingerprint() {
 func ExampleErrUnsafe() {
 	for _, err := range []error{
 		operate.ErrUnsafe, operate.ErrInvalidOptions, operate.ErrNotConfirmed, operate.ErrUnsafePeek,
-		operate.ErrNoQueue, operate.ErrTooSlow, operate.ErrUnreadable,
+		operate.ErrNoQueue, operate.ErrTooSlow, operate.ErrUnreadable, operate.ErrStopped,
+		operate.ErrUnsettled, operate.ErrBrakeOpen, operate.ErrNoBrake,
 	} {
-		switch err := fmt.Errorf("replay: %w", err); {
+		switch err := fmt.Errorf("orders: %w", err); {
 		case errors.Is(err, operate.ErrUnsafe), errors.Is(err, operate.ErrInvalidOptions),
 			errors.Is(err, operate.ErrNotConfirmed):
 			fmt.Println("nothing was done:", err)
@@ -107,16 +108,28 @@ func ExampleErrUnsafe() {
 			fmt.Println("ask for fewer:", err)
 		case errors.Is(err, operate.ErrUnreadable):
 			fmt.Println("see the package's documentation:", err)
+		case errors.Is(err, operate.ErrStopped):
+			fmt.Println("the cause is not gone:", err)
+		case errors.Is(err, operate.ErrUnsettled):
+			fmt.Println("look at the service:", err)
+		case errors.Is(err, operate.ErrBrakeOpen):
+			fmt.Println("the services consume already:", err)
+		case errors.Is(err, operate.ErrNoBrake):
+			fmt.Println("compare the name with the names of Brakes:", err)
 		}
 	}
 	// Output:
-	// nothing was done: replay: not safe
-	// nothing was done: replay: the options make no sense
-	// nothing was done: replay: not confirmed
-	// name the management API: replay: looking at its messages may delete them
-	// name the queue: replay: the plan does not say which queue keeps its dead letters
-	// ask for fewer: replay: looking has taken too long
-	// see the package's documentation: replay: a message cannot be read
+	// nothing was done: orders: not safe
+	// nothing was done: orders: the options make no sense
+	// nothing was done: orders: not confirmed
+	// name the management API: orders: looking at its messages may delete them
+	// name the queue: orders: the plan does not say which queue keeps its dead letters
+	// ask for fewer: orders: looking has taken too long
+	// see the package's documentation: orders: a message cannot be read
+	// the cause is not gone: orders: too many of the replayed letters are dead again
+	// look at the service: orders: it is still open what becomes of the replayed letters
+	// the services consume already: orders: the brake is not stopped
+	// compare the name with the names of Brakes: orders: there is no such brake
 }
 
 // A planned downtime of the payment provider: the services that share the brake stop consuming, and
@@ -146,21 +159,6 @@ func ExampleOperator_StopBrake() {
 	if err := downtime(2 * time.Hour); err != nil {
 		log.Print(err)
 	}
-}
-
-// Each error of StartBrake has its own way out.
-func ExampleErrNoBrake() {
-	for _, err := range []error{operate.ErrNoBrake, operate.ErrBrakeOpen} {
-		switch err := fmt.Errorf("start brake: %w", err); {
-		case errors.Is(err, operate.ErrBrakeOpen):
-			fmt.Println("the services consume already:", err)
-		case errors.Is(err, operate.ErrNoBrake):
-			fmt.Println("compare the name with the names of Brakes:", err)
-		}
-	}
-	// Output:
-	// compare the name with the names of Brakes: start brake: there is no such brake
-	// the services consume already: start brake: the brake is not stopped
 }
 
 // Open names all problems at once, before it connects.
@@ -227,7 +225,7 @@ func ExampleFinding() {
 	var critical operate.Severity = operate.Critical
 	for _, problem := range []operate.Problem{
 		operate.Missing, operate.Conflicting, operate.Dropping, operate.Overruled, operate.Exposed,
-		operate.Disabled, operate.Consumed, operate.Unchecked,
+		operate.Disabled, operate.Consumed, operate.Unchecked, operate.Stranded,
 	} {
 		f := operate.Finding{
 			Severity: critical, Problem: problem, Kind: "queue", Name: "orders",
@@ -244,6 +242,7 @@ func ExampleFinding() {
 	// critical: queue "orders": is disabled
 	// critical: queue "orders": is consumed
 	// critical: queue "orders": is unchecked
+	// critical: queue "orders": is stranded
 }
 
 // A Report prints as a table that says where each count came from.
@@ -275,25 +274,42 @@ func ExampleReport() {
 	// orders.stranded  stranded  -      2 (amqp)  0 (amqp)   3 (management)  -
 }
 
-// After an outage: the letters that failed on it go back, ten a second, and are counted.
-func ExampleOperator_Replay() {
+// An operator at work on one queue, after an outage.
+func ExampleOperator() {
 	var operator *operate.Operator // of Open
 	var plan topology.Plan         // of topology.PlanFor
-	moved, err := operator.Replay(context.Background(), plan, operate.ReplayOptions{
+	ctx := context.Background()
+	// The letters that failed on the outage go back, ten a second, and are counted.
+	moved, err := operator.Replay(ctx, plan, operate.ReplayOptions{
 		Filter: operate.Filter{Error: "connection refused"}, Rate: 10,
 		Progress: func(p operate.Progress) { log.Print(p.Seen, " of ", p.Total) },
 	})
 	log.Print(moved.Chosen, err)
-}
-
-// Letters that nothing can repair are thrown away, at most a hundred at once.
-func ExampleOperator_Discard() {
-	var operator *operate.Operator // of Open
-	var plan topology.Plan         // of topology.PlanFor
-	gone, err := operator.Discard(context.Background(), plan, operate.DiscardOptions{
+	// Letters that nothing can repair are thrown away, at most a hundred at once.
+	gone, err := operator.Discard(ctx, plan, operate.DiscardOptions{
 		Filter: operate.Filter{Error: "no such customer"}, Limit: 100,
 	})
 	log.Print(gone.Chosen, err)
+	// A file that Export wrote is published again, without the ten lines that are done.
+	file := strings.NewReader("")
+	lines, err := operator.Import(ctx, plan, file, operate.ImportOptions{Skip: 10})
+	log.Print(lines, err)
+	// Messages that wait for an hour come back now.
+	waiting, err := operator.Waiting(ctx, plan, operate.Filter{Delay: time.Hour})
+	for _, w := range waiting {
+		var one operate.Waiter = w
+		log.Print(one.ID, one.Due, err)
+	}
+	released, err := operator.Release(ctx, plan, operate.Filter{Delay: time.Hour})
+	log.Print(released.Chosen, err)
+	// Wait queues of an older policy are deleted when they are empty.
+	pruned, err := operator.Prune(ctx, []topology.Plan{plan}, operate.PruneOptions{
+		Queues: []string{"orders.wait.10m"}, NobodyPublishes: true, Wait: 10 * time.Minute,
+	})
+	for _, p := range pruned {
+		var one operate.Pruned = p
+		log.Print(one, err)
+	}
 }
 
 // A queue was deleted while messages waited for it. It is back, and so its messages go back, too.
@@ -322,20 +338,6 @@ func ExampleOperator_ReturnStranded() {
 	}
 }
 
-// A deployment stops where messages are stranded.
-func ExampleStranded() {
-	findings := []operate.Finding{{ // in a program: operator.Verify(…)
-		Severity: operate.Critical, Problem: operate.Stranded, Kind: "queue", Name: "millpond.stranded",
-		Text: "holds 3 messages",
-	}}
-	for _, f := range findings {
-		if f.Problem == operate.Stranded {
-			fmt.Println(f)
-		}
-	}
-	// Output: critical: queue "millpond.stranded": holds 3 messages
-}
-
 // Each cause has its own way out.
 func ExampleCause() {
 	for _, cause := range []operate.Cause{
@@ -359,37 +361,4 @@ func ExampleCause() {
 	// key_changed - narrow the policy
 	// over - return the message
 	// unknown - name the management API
-}
-
-// A file that Export wrote is published again, without the ten lines that are done.
-func ExampleOperator_Import() {
-	var operator *operate.Operator // of Open
-	var plan topology.Plan         // of topology.PlanFor
-	file := strings.NewReader("")
-	lines, err := operator.Import(context.Background(), plan, file, operate.ImportOptions{Skip: 10})
-	log.Print(lines, err)
-}
-
-// Messages that wait for an hour come back now.
-func ExampleOperator_Release() {
-	var operator *operate.Operator // of Open
-	var plan topology.Plan         // of topology.PlanFor
-	released, err := operator.Release(context.Background(), plan, operate.Filter{
-		Delay: time.Hour,
-	})
-	log.Print(released.Chosen, err)
-}
-
-// Wait queues of an older policy are deleted when they are empty.
-func ExampleOperator_Prune() {
-	var operator *operate.Operator // of Open
-	var plans []topology.Plan      // of everything that is still used
-	pruned, err := operator.Prune(context.Background(), plans, operate.PruneOptions{
-		Queues: []string{"orders.wait.10m"}, NobodyPublishes: true, Wait: 10 * time.Minute,
-	})
-	for _, p := range pruned {
-		var one operate.Pruned = p
-		log.Print(one)
-	}
-	log.Print(err)
 }

@@ -40,43 +40,31 @@ func fieldsOf(t amqp.Table) (map[string]field, error) {
 	return fields, nil
 }
 
+// plain are the types that JSON holds as they are, by their names, and how they are read.
+var plain = map[string]func(field) (any, error){
+	"bool": read[bool], "uint8": read[uint8], "int8": read[int8], "int16": read[int16],
+	"uint16": read[uint16], "int32": read[int32], "uint32": read[uint32], "int64": read[int64],
+	"decimal": read[amqp.Decimal],
+}
+
+func read[T any](f field) (any, error) { return as[T](f) }
+
 func fieldOf(value any) (field, error) {
-	var name string
 	var err error
-	out := value
+	name, out := fmt.Sprintf("%T", value), value
 	switch v := value.(type) {
 	case nil:
 		return field{Type: "void"}, nil
-	case bool:
-		name = "bool"
-	case uint8:
-		name = "uint8"
-	case int8:
-		name = "int8"
-	case int16:
-		name = "int16"
-	case uint16:
-		name = "uint16"
-	case int32:
-		name = "int32"
-	case uint32:
-		name = "uint32"
-	case int64:
-		name = "int64"
 	case float32: // not every one is a number of JSON
-		name, out = "float32", fmt.Sprintf("%08x", math.Float32bits(v))
-		if f := float64(v); !math.IsNaN(f) {
-			out = strconv.FormatFloat(f, 'g', -1, 32)
+		if out = fmt.Sprintf("%08x", math.Float32bits(v)); !math.IsNaN(float64(v)) {
+			out = strconv.FormatFloat(float64(v), 'g', -1, 32)
 		}
 	case float64:
-		name, out = "float64", fmt.Sprintf("%016x", math.Float64bits(v))
-		if !math.IsNaN(v) {
+		if out = fmt.Sprintf("%016x", math.Float64bits(v)); !math.IsNaN(v) {
 			out = strconv.FormatFloat(v, 'g', -1, 64)
 		}
-	case amqp.Decimal:
-		name = "decimal"
 	case string:
-		name, out = "string", text(v)
+		out = text(v)
 	case []byte:
 		name, out = "bytes", encoded{v}
 	case time.Time:
@@ -93,8 +81,12 @@ func fieldOf(value any) (field, error) {
 			}
 		}
 		out = list
+	case amqp.Decimal:
+		name = "decimal"
 	default:
-		return field{}, fmt.Errorf("a value of type %T does not come from AMQP", value)
+		if plain[name] == nil {
+			return field{}, fmt.Errorf("a value of type %s does not come from AMQP", name)
+		}
 	}
 	if err != nil {
 		return field{}, err
@@ -129,22 +121,6 @@ func valueOf(f field) (any, error) {
 	switch f.Type {
 	case "void":
 		return nil, nil
-	case "bool":
-		return as[bool](f)
-	case "uint8":
-		return as[uint8](f)
-	case "int8":
-		return as[int8](f)
-	case "int16":
-		return as[int16](f)
-	case "uint16":
-		return as[uint16](f)
-	case "int32":
-		return as[int32](f)
-	case "uint32":
-		return as[uint32](f)
-	case "int64":
-		return as[int64](f)
 	case "float32":
 		bits, value, isBits, err := floatOf(f, 32)
 		if isBits {
@@ -157,8 +133,6 @@ func valueOf(f field) (any, error) {
 			return math.Float64frombits(bits), err
 		}
 		return value, err
-	case "decimal":
-		return as[amqp.Decimal](f)
 	case "string":
 		v, err := as[text](f)
 		return string(v), err
@@ -189,6 +163,9 @@ func valueOf(f field) (any, error) {
 			}
 		}
 		return list, nil
+	}
+	if known := plain[f.Type]; known != nil {
+		return known(f)
 	}
 	return nil, fmt.Errorf("type %q is unknown", f.Type)
 }

@@ -112,25 +112,46 @@ func (o *Operator) Inspect(ctx context.Context, plan topology.Plan) (Report, err
 	return report, nil
 }
 
+// Count counts the ready messages and the consumers of queues by AMQP, by the names of the queues. A
+// queue that does not exist, or cannot be reached, is not in the result. It ends within ctx, and
+// after 90 s at the latest.
+func (o *Operator) Count(
+	ctx context.Context, queues ...string,
+) (counted map[string]amqp.Queue, err error) {
+	err = o.call(ctx, func(ctx context.Context, conn *link.Conn) (err error) {
+		counted, err = audit.PassiveAll(ctx, conn.Do, queues)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("count queues %s: %w", several(queues), err)
+	}
+	return counted, nil
+}
+
 var errEmptyPlan = errors.New("the plan is empty: use topology.PlanFor")
 
 func (r *Report) count(
 	ctx context.Context, conn *link.Conn, m *audit.Manager, plan topology.Plan,
 ) error {
-	for _, member := range audited(plan).Members() {
+	members := plan.Audited().Members()
+	var names []string
+	for _, member := range members {
+		names = append(names, member.Name)
+	}
+	counted, err := audit.PassiveAll(ctx, conn.Do, names)
+	if err != nil {
+		return fmt.Errorf("count queues %s: %w", several(names), err)
+	}
+	for _, member := range members {
 		q := QueueReport{
 			Name: member.Name, Role: Role(member.Role), Delay: member.Delay,
 			Ready: unknown, Consumers: unknown, Total: unknown, Held: unknown,
 		}
-		found, err := audit.Passive(ctx, conn.Do, member.Name)
-		switch {
-		case audit.IsCode(err, amqp.NotFound):
-			q.Missing = true
-		case err != nil:
-			return fmt.Errorf("count queue %q: %w", member.Name, err)
-		default:
+		if found, there := counted[member.Name]; there {
 			q.Ready = Count{N: found.Messages, Source: SourceAMQP}
 			q.Consumers = Count{N: found.Consumers, Source: SourceAMQP}
+		} else {
+			q.Missing = true
 		}
 		if info, ok := m.Queue(member.Name); ok {
 			q.Total, q.Held = managementCount(info.Messages), managementCount(info.Held)
@@ -148,22 +169,6 @@ func managementCount(n *int) Count {
 		return unknown
 	}
 	return Count{N: *n, Source: SourceManagement}
-}
-
-// audited is the part of a plan that arguments and policies can spoil.
-func audited(p topology.Plan) audit.Plan {
-	a := audit.Plan{
-		Queue: p.Queue, DeadExchange: p.Dead.Exchange, DeadKey: p.Dead.RoutingKey,
-		RejectMin: p.RejectMin, RejectMax: p.RejectMax, Line: p.Line,
-	}
-	for _, q := range p.Queues {
-		a.Queues = append(a.Queues, audit.Queue(q))
-	}
-	for _, e := range p.Exchanges {
-		a.Exchanges = append(a.Exchanges,
-			audit.Exchange{Name: e.Name, Kind: e.Kind, Arguments: e.Arguments})
-	}
-	return a
 }
 
 // String returns the report as a table that names the source of each count. Characters that are

@@ -315,11 +315,15 @@ func (o *Operator) call(ctx context.Context, f func(context.Context, *link.Conn)
 
 // manager returns nil where no management API is configured.
 func (o *Operator) manager(ctx context.Context) *audit.Manager {
-	var config *tls.Config
-	if o.opts.amqp != nil {
-		config = o.opts.amqp.TLSClientConfig
+	return audit.NewManager(ctx, o.opts.management, o.vhost, o.Cluster(), o.tls())
+}
+
+// tls is the configuration of AMQP, which https has, too.
+func (o *Operator) tls() *tls.Config {
+	if o.opts.amqp == nil {
+		return nil
 	}
-	return audit.NewManager(ctx, o.opts.management, o.vhost, o.Cluster(), config)
+	return o.opts.amqp.TLSClientConfig
 }
 
 // Declare declares what plan needs. It changes nothing that exists: where something has other

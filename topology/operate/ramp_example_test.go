@@ -50,21 +50,12 @@ func ExampleOperator_Ramp() {
 	case err != nil:
 		log.Print(err)
 	}
-}
-
-// A ramp that stops before its end is told apart from other errors.
-func ExampleErrStopped() {
-	for _, err := range []error{operate.ErrStopped, operate.ErrUnsettled} {
-		switch err := fmt.Errorf("replay: %w", err); {
-		case errors.Is(err, operate.ErrStopped):
-			fmt.Println("the cause is not gone:", err)
-		case errors.Is(err, operate.ErrUnsettled):
-			fmt.Println("look at the service:", err)
-		}
-	}
-	// Output:
-	// the cause is not gone: replay: too many of the replayed letters are dead again
-	// look at the service: replay: it is still open what becomes of the replayed letters
+	// By itself, beside the service: the canary every ten minutes until it is handled, then the rest.
+	err = operator.RampEvery(ctx, plan, operate.RepeatOptions{
+		RampOptions: options, Every: 10 * time.Minute,
+		Ran: func(r operate.RampResult, err error) { log.Print(r, err) },
+	})
+	log.Print(err)
 }
 
 // All letters are in one place.
@@ -75,24 +66,4 @@ func ExampleRampResult_String() {
 	// Output:
 	// started 100 = handled 88 + dead again 6 + waiting 3 + unsettled 1 + left 2
 	// 98 replayed
-}
-
-// An automatic replay beside the service: three letters every ten minutes until they are handled,
-// then the rest.
-func ExampleOperator_RampEvery() {
-	var operator *operate.Operator // of Open
-	ctx := context.Background()    // of the program: it ends the replay
-	plan, err := topology.PlanFor(topology.PerQueue{}, "orders", backoff.List{time.Second})
-	if err != nil {
-		log.Print(err)
-		return
-	}
-	err = operator.RampEvery(ctx, plan, operate.RepeatOptions{
-		RampOptions: operate.RampOptions{ReplayOptions: operate.ReplayOptions{Rate: 50}},
-		Every:       10 * time.Minute,
-		Ran: func(r operate.RampResult, err error) {
-			log.Print(r, err)
-		},
-	})
-	log.Print(err)
 }

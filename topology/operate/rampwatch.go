@@ -166,40 +166,29 @@ func (c counts) waiting() int {
 }
 
 // count counts in the order in which a failed message passes the queues.
-func (r *ramp) count(ctx context.Context) (counts, error) {
+func (r *ramp) count(ctx context.Context) (c counts, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	found := make(chan counts, 1)
-	err := r.conn.Do(ctx, func(ch *amqp.Channel) error {
-		var c counts
-		ask := func(name string) (amqp.Queue, error) {
-			q, err := ch.QueueDeclarePassive(name, true, false, false, false, nil)
-			if err != nil {
-				return q, fmt.Errorf("count queue %q: %w", name, err)
-			}
-			return q, nil
-		}
-		main, err := ask(r.moves.plan.Queue)
-		if err != nil {
-			return err
-		}
-		c.ready, c.consumers = main.Messages, main.Consumers
-		for _, q := range r.waits {
-			wait, err := ask(q.Name)
-			if err != nil {
-				return err
-			}
-			c.waits = append(c.waits, wait.Messages)
-		}
-		dead, err := ask(r.moves.dead)
-		c.dead = dead.Messages
-		found <- c
-		return err
-	})
-	if err != nil {
-		return counts{}, err
+	names := []string{r.moves.plan.Queue}
+	for _, q := range r.waits {
+		names = append(names, q.Name)
 	}
-	return <-found, nil
+	names = append(names, r.moves.dead)
+	found, err := audit.PassiveAll(ctx, r.conn.Do, names)
+	for _, name := range names {
+		if _, there := found[name]; !there && err == nil {
+			err = errMissing
+		}
+		if err != nil {
+			return c, fmt.Errorf("count queue %q: %w", name, err)
+		}
+	}
+	c.ready, c.consumers = found[names[0]].Messages, found[names[0]].Consumers
+	for _, q := range r.waits {
+		c.waits = append(c.waits, found[q.Name].Messages)
+	}
+	c.dead = found[r.moves.dead].Messages
+	return c, nil
 }
 
 // A look at the wait queues holds their messages, so that there is a second between two looks at

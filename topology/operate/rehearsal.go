@@ -116,7 +116,7 @@ func (h *Rehearsal) inspect(
 	ctx context.Context, conn *link.Conn, o *Operator, plan topology.Plan,
 ) error {
 	v := &verifier{
-		operator: o, plan: plan, audited: audited(plan),
+		operator: o, plan: plan, audited: plan.Audited(),
 		known: map[string]audit.Known{}, replicas: map[string][]string{},
 	}
 	if err := v.verify(ctx, conn); err != nil {

@@ -115,6 +115,8 @@ type replay struct {
 	act func(ctx context.Context, t *taking, m *mover, d amqp.Delivery) (moved bool, err error)
 	// unroutable is the hook of the mover.
 	unroutable func(d amqp.Delivery)
+	// end, if it is set, is called at the end of a round, with its error. It returns the error.
+	end func(t *taking, err error) error
 
 	marks   marks // of letters that block their keys; of one round
 	left    int   // of the messages there at the beginning; -1 before
@@ -137,19 +139,12 @@ func (r *replay) prepare(ctx context.Context) error {
 	if r.dead, err = deadQueue(r.plan); err != nil {
 		return err
 	}
-	if r.chooses, err = r.Filter.Matcher(); err != nil {
-		return err
-	}
-	target := r.To
-	if target == "" {
-		target = r.plan.Queue
-	}
-	switch {
-	case target == r.dead:
+	target := cmp.Or(r.To, r.plan.Queue)
+	if target == r.dead {
 		return fmt.Errorf("%w: the letters are in queue %q already", ErrInvalidOptions, target)
-	case r.Limit < 0 || r.Rate < 0:
-		return fmt.Errorf("%w: limit %d, rate %g: neither can be negative",
-			ErrInvalidOptions, r.Limit, r.Rate)
+	}
+	if err := r.check(); err != nil {
+		return err
 	}
 	if r.Edit == nil || r.DryRun {
 		return nil
@@ -172,6 +167,16 @@ func (r *replay) prepare(ctx context.Context) error {
 	}
 	return fmt.Errorf("%w: name the queue that keeps the originals, because the plan does not have "+
 		"queue %q", ErrInvalidOptions, r.dead)
+}
+
+// check reads the options that every replay has.
+func (r *replay) check() (err error) {
+	if r.Limit < 0 || r.Rate < 0 {
+		return fmt.Errorf("%w: limit %d, rate %g: neither can be negative", ErrInvalidOptions, r.Limit,
+			r.Rate)
+	}
+	r.chooses, err = r.Filter.Matcher()
+	return err
 }
 
 // findTarget returns topology.ErrUnroutable if the queue does not exist. A queue of another
@@ -210,13 +215,16 @@ func (r *replay) round(ctx context.Context) (again bool, err error) {
 	if moveErr := m.finish(); err == nil || errors.Is(err, errStopped) {
 		err = moveErr
 	}
+	if r.end != nil {
+		err = r.end(t, err)
+	}
 	if back := t.giveBack(); err == nil {
 		err = back
 	}
 	done := r.now().Done - before
 	r.left = t.Total() - done
 	if again && done == 0 && err == nil {
-		err = fmt.Errorf("%w: %v, and nothing could be moved", ErrTooSlow, holdLimit)
+		err = fmt.Errorf("%w: %v, and nothing could be done", ErrTooSlow, holdLimit)
 	}
 	return again, err
 }
@@ -301,11 +309,7 @@ func (r *replay) one(
 				l.ID, r.Originals, err)
 		}
 	}
-	target := r.To
-	if target == "" {
-		target = r.plan.Queue
-	}
-	if err := m.move(d, "", target, msg); err != nil {
+	if err := m.move(d, "", cmp.Or(r.To, r.plan.Queue), msg); err != nil {
 		return false, err
 	}
 	r.moved++

@@ -76,15 +76,9 @@ func (o *Operator) ReturnStranded(
 	}}
 	r.act, r.replay.unroutable = r.one, r.unroutable
 	var err error
-	r.chooses, err = options.Filter.Matcher()
-	switch {
-	case err != nil:
-	case r.To == queue:
+	if r.To == queue {
 		err = fmt.Errorf("%w: the messages are in queue %q already", ErrInvalidOptions, queue)
-	case r.Limit < 0 || r.Rate < 0:
-		err = fmt.Errorf("%w: limit %d, rate %g: neither can be negative",
-			ErrInvalidOptions, r.Limit, r.Rate)
-	default:
+	} else if err = r.check(); err == nil {
 		err = o.withCauses(ctx, func(c *causes) error {
 			r.causes = c
 			return r.run(ctx)

@@ -88,7 +88,7 @@ const (
 // refuses.
 func (o *Operator) Verify(ctx context.Context, plan topology.Plan) ([]Finding, error) {
 	v := &verifier{
-		operator: o, plan: plan, audited: audited(plan),
+		operator: o, plan: plan, audited: plan.Audited(),
 		known: map[string]audit.Known{}, replicas: map[string][]string{},
 	}
 	err := topology.ValidatePlan(plan)

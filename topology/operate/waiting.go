@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
@@ -88,9 +87,17 @@ func (o *Operator) Waiting(
 		})
 	}
 	if err != nil {
-		return found, fmt.Errorf("messages that wait for queue %q: %w", plan.Queue, err)
+		return found, fmt.Errorf("messages that wait%s: %w", forQueue(plan), err)
 	}
 	return found, nil
+}
+
+// forQueue names the queue of a plan, if it has one.
+func forQueue(plan topology.Plan) string {
+	if plan.Queue == "" {
+		return ""
+	}
+	return fmt.Sprintf(" for queue %q", plan.Queue)
 }
 
 // eachWaitQueue calls f for each wait queue of a plan. It returns the first error, and names all
@@ -192,47 +199,36 @@ func (o *Operator) takeOut(
 	ctx context.Context, plan topology.Plan, filter Filter,
 	route topology.Route, become func(d *amqp.Delivery, queue string) amqp.Publishing,
 ) (Progress, error) {
-	var mu sync.Mutex
-	var p Progress
-	count := func(change func()) {
-		mu.Lock()
-		defer mu.Unlock()
-		change()
+	r := &replay{ReplayOptions: ReplayOptions{Filter: filter}}
+	if err := r.check(); err != nil {
+		return Progress{}, err
 	}
-	chooses, err := filter.Matcher()
-	if err != nil {
-		return p, err
-	}
-	err = eachWaitQueue(plan, func(q topology.Queue) error {
+	err := eachWaitQueue(plan, func(q topology.Queue) error {
 		var m *mover
-		err := o.pass(ctx, plan, q, func(t *taking, d amqp.Delivery) error {
+		return o.pass(ctx, plan, q, func(t *taking, d amqp.Delivery) (err error) {
 			if m == nil {
-				m = newMover(ctx, o, t, func() { count(func() { p.Done++ }) })
+				m = newMover(ctx, o, t, func() { r.count(func(p *Progress) { p.Done++ }) })
 				t.before = m.finish
-				count(func() { p.Total += t.Total() })
+				r.count(func(p *Progress) { p.Total += t.Total() })
 			}
-			count(func() { p.Seen++ })
+			r.count(func(p *Progress) { p.Seen++ })
 			l, _ := newWaiter(d, t.Seen(), q)
 			switch {
-			case !chooses(l):
+			case !r.chooses(l):
 			case l.Queue != "" && l.Queue != plan.Queue:
-				count(func() { p.Foreign++ })
+				r.count(func(p *Progress) { p.Foreign++ })
 			default:
-				count(func() { p.Chosen++ })
-				err := m.move(d, route.Exchange, route.RoutingKey, become(&d, plan.Queue))
-				if err != nil {
-					t.Keep(d.DeliveryTag)
+				r.count(func(p *Progress) { p.Chosen++ })
+				err = m.move(d, route.Exchange, route.RoutingKey, become(&d, plan.Queue))
+				if err == nil {
+					return nil
 				}
-				return err
 			}
 			t.Keep(d.DeliveryTag)
-			return nil
+			return err
 		})
-		return err
 	})
-	mu.Lock()
-	defer mu.Unlock()
-	return p, err
+	return r.now(), err
 }
 
 // released makes a message whose wait is over. A not-before would send it to wait again.

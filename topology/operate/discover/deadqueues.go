@@ -96,13 +96,14 @@ func (d *derivation) deadByBroker(
 		d.tell(name, about+", which does not exist", name, fmt.Sprintf("exchange %q", exchange))
 		return nil
 	case kind == "fanout" || kind == "direct" && fixed:
-		err := api.BindingsFrom(ctx, d.vhost, exchange, func(b management.Bound) {
+		bindings, err := api.Bindings(ctx, d.vhost, exchange)
+		if err != nil && !errors.Is(err, management.ErrNotFound) {
+			return fmt.Errorf("management API: %w", err)
+		}
+		for _, b := range bindings {
 			if b.DestinationType == "queue" && (kind == "fanout" || b.RoutingKey == key) {
 				to = append(to, b.Destination)
 			}
-		})
-		if err != nil && !errors.Is(err, management.ErrNotFound) {
-			return fmt.Errorf("management API: %w", err)
 		}
 	default:
 		d.tell(name, about+", and their routing keys decide in which queue they are", name,

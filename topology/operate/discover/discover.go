@@ -1,6 +1,7 @@
 package discover
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -54,8 +55,32 @@ func (v Vhost) Main(queue string) (Main, bool) {
 	return v.Mains[i], true
 }
 
-// Queue is a queue with its counts, which are seconds old. A count that the broker has not made yet
-// is not Known, and is never zero for that reason.
+// Waits returns a plan that has all wait queues, each once and by delay, also those whose queue is
+// gone. With it operate.Operator.Waiting returns all messages that wait in the vhost, each with the
+// queue that it waits for.
+func (v Vhost) Waits() (all topology.Plan) {
+	seen := map[string]bool{}
+	add := func(q topology.Queue) {
+		if q.Delay > 0 && !seen[q.Name] {
+			seen[q.Name], all.Queues = true, append(all.Queues, q)
+		}
+	}
+	for _, m := range v.Mains {
+		for _, q := range m.Plan.Queues {
+			add(q)
+		}
+	}
+	for _, o := range v.Orphans {
+		add(topology.Queue{Name: o.Name, Delay: o.Delay})
+	}
+	slices.SortStableFunc(all.Queues, func(a, b topology.Queue) int {
+		return cmp.Compare(a.Delay, b.Delay)
+	})
+	return all
+}
+
+// Queue is a queue with its counts, which are seconds old, except for those of WithCounts. A count
+// that the broker has not made yet is not Known, and is never zero for that reason.
 type Queue struct {
 	Name string
 	// Type is "classic" or "quorum"; of a main queue it may be "stream".
@@ -195,6 +220,7 @@ type options struct {
 	cluster  string
 	tls      *tls.Config
 	operator *operate.Operator
+	counter  *operate.Operator
 }
 
 // WithTLS sets the authorities and the client certificate for https.
@@ -231,6 +257,20 @@ func WithLooks(operator *operate.Operator) Option {
 			return errors.New("WithLooks: the operator is nil")
 		}
 		o.operator = operator
+		return nil
+	}
+}
+
+// WithCounts lets operator count the ready messages and the consumers of all queues that are found,
+// because the management API counts seconds late. Where it cannot, Unclear says so.
+//
+// Default: all counts are of the management API.
+func WithCounts(operator *operate.Operator) Option {
+	return func(o *options) error {
+		if operator == nil {
+			return errors.New("WithCounts: the operator is nil")
+		}
+		o.counter = operator
 		return nil
 	}
 }
@@ -274,5 +314,61 @@ func Find(
 			return Vhost{}, fmt.Errorf("discover vhost %q: %w", vhost, err)
 		}
 	}
-	return found.result(), nil
+	v := found.result()
+	if o.counter != nil {
+		if err := v.count(ctx, o.counter); err != nil {
+			v.Unclear = append(v.Unclear, Unclear{Text: fmt.Sprintf("counts are seconds old: %v", err)})
+		}
+	}
+	return v, ctx.Err()
+}
+
+// count takes over the counts of AMQP. To the ready messages of a queue it adds those that AMQP does
+// not show. Before the management API has counted, the sum of no ready message is not known.
+func (v *Vhost) count(ctx context.Context, operator *operate.Operator) error {
+	queues := v.all()
+	names := make([]string, len(queues))
+	for i, q := range queues {
+		names[i] = q.Name
+	}
+	slices.Sort(names)
+	counted, err := operator.Count(ctx, slices.Compact(names)...)
+	for _, q := range queues {
+		now, there := counted[q.Name]
+		if !there {
+			continue
+		}
+		q.Ready = operate.Count{N: now.Messages, Source: operate.SourceAMQP}
+		q.Consumers = operate.Count{N: now.Consumers, Source: operate.SourceAMQP}
+		if q.Total.Known() || now.Messages > 0 {
+			q.Total = q.Ready
+			q.Total.N += max(q.Unacked.N, 0) + max(q.Held.N, 0)
+		}
+	}
+	return err
+}
+
+// all are the queues that are surely millpond's. One that several queues share is there several
+// times.
+func (v *Vhost) all() (queues []*Queue) {
+	for i := range v.Mains {
+		m := &v.Mains[i]
+		queues = append(queues, &m.Queue)
+		for j := range m.Waits {
+			queues = append(queues, &m.Waits[j].Queue)
+		}
+		for j := range m.Dead {
+			queues = append(queues, &m.Dead[j].Queue)
+		}
+		if m.Line != nil {
+			queues = append(queues, m.Line)
+		}
+	}
+	for i := range v.Stranded {
+		queues = append(queues, &v.Stranded[i])
+	}
+	for i := range v.Orphans {
+		queues = append(queues, &v.Orphans[i].Queue)
+	}
+	return queues
 }

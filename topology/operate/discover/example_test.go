@@ -27,7 +27,8 @@ func ExampleFind() {
 	}
 	found, err := discover.Find(ctx, address, "shop",
 		discover.WithTLS(&tls.Config{MinVersion: tls.VersionTLS13}),
-		discover.WithCluster(operator.Cluster()), discover.WithLooks(operator))
+		discover.WithCluster(operator.Cluster()), discover.WithLooks(operator),
+		discover.WithCounts(operator))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -101,8 +101,9 @@ func TestWhatCannotBeSeenIsTold(t *testing.T) {
 
 func TestBadOptions(t *testing.T) {
 	t.Parallel()
-	_, err := discover.Find(t.Context(), "amqp://me:secret@host", "/", nil, discover.WithLooks(nil))
-	rig.RequireTexts(t, err, "option 1 is nil", "WithLooks", "http://")
+	_, err := discover.Find(t.Context(), "amqp://me:secret@host", "/", nil, discover.WithLooks(nil),
+		discover.WithCounts(nil))
+	rig.RequireTexts(t, err, "option 1 is nil", "WithLooks", "WithCounts", "http://")
 	require.NotContains(t, err.Error(), "secret")
 }
 

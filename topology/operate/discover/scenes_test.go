@@ -183,6 +183,11 @@ func olderSteps(p place) {
 	p.provision("q", topology.PerQueue{}, time.Second, time.Minute)
 	p.provision("q", topology.PerQueue{}, 2*time.Second, time.Hour)
 	rig.Fill(p.t, p.url, "q.wait.1m", 3)
+	o := rig.OpenOperator(p.t, p.url)
+	now, _ := p.find(discover.WithCounts(o)).Main("q")
+	want := operate.Count{N: 3, Source: operate.SourceAMQP}
+	require.Equal(p.t, []operate.Count{want, want}, []operate.Count{now.Waits[2].Ready, now.Waits[2].Total})
+	require.Equal(p.t, operate.SourceAMQP, now.Dead[0].Ready.Source)
 	var m discover.Main
 	rig.WaitFor(p.t, "the count of the management API", func() bool {
 		m = p.main("q")
@@ -239,6 +244,15 @@ func orphans(p place) {
 		require.Contains(p.t, found[fmt.Sprint("millpond.level.", level)], "millpond.level.return")
 	}
 	require.Len(p.t, found, 8)
+	msg := rig.Message("waits for a queue that is gone")
+	msg.Headers = amqp.Table{header.Queue: "own"}
+	rig.Publish(p.t, p.url, "", "own.wait.1m", msg)
+	o := rig.OpenOperator(p.t, p.url, operate.WithManagement(p.api))
+	rig.WaitFor(p.t, "the message in the list", func() bool {
+		waiting, err := o.Waiting(p.t.Context(), v.Waits(), operate.Filter{})
+		require.NoError(p.t, err)
+		return len(waiting) == 1 && waiting[0].Queue == "own" && waiting[0].Delay == time.Minute
+	})
 	var left []string
 	for _, q := range v.Unclaimed {
 		left = append(left, q.Name)

@@ -74,7 +74,9 @@ func look(ctx context.Context, api *management.API, vhost string) (*seen, error)
 	if err := s.follow(ctx, api, waits); err != nil {
 		return nil, err
 	}
-	s.readPolicies(ctx, api)
+	if s.policies, err = audit.ReadPolicies(ctx, api, vhost); err != nil {
+		s.unseen("policies", err)
+	}
 	return s, ctx.Err()
 }
 
@@ -227,7 +229,11 @@ func (s *seen) follow(ctx context.Context, api *management.API, waits []*waitQue
 			continue
 		}
 		read[name] = true
-		err := api.BindingsFrom(ctx, s.vhost, name, func(b management.Bound) {
+		bindings, err := api.Bindings(ctx, s.vhost, name)
+		if err != nil && !errors.Is(err, management.ErrNotFound) {
+			return fmt.Errorf("management API: %w", err)
+		}
+		for _, b := range bindings {
 			found := bindingOf(name, b)
 			s.from[name] = append(s.from[name], found)
 			if found.Queue != "" {
@@ -235,9 +241,6 @@ func (s *seen) follow(ctx context.Context, api *management.API, waits []*waitQue
 			} else {
 				open = append(open, found.ToExchange)
 			}
-		})
-		if err != nil && !errors.Is(err, management.ErrNotFound) {
-			return fmt.Errorf("management API: %w", err)
 		}
 		// The alternate exchange of an exchange behind it is the user's.
 		if returns[name] {
@@ -273,19 +276,6 @@ func (s *seen) unseen(name string, err error) {
 	s.unclear = append(s.unclear, Unclear{
 		Text: fmt.Sprintf("the %s of vhost %q could not be seen: %v", name, s.vhost, err),
 	})
-}
-
-func (s *seen) readPolicies(ctx context.Context, api *management.API) {
-	list := &audit.Policies{}
-	var err error
-	if list.User, err = api.Policies(ctx, s.vhost); err == nil {
-		list.Operator, err = api.OperatorPolicies(ctx, s.vhost)
-	}
-	if err != nil {
-		s.unseen("policies", err)
-		return
-	}
-	s.policies = list
 }
 
 // readClients reads the consumers of the main queues.

@@ -208,10 +208,13 @@ type examiner struct {
 	queues, exchanges []string // to remove
 }
 
+// experiment makes a check on a bench.
+type experiment func(b *bench) (Status, string)
+
 // trial is a check that is yet to be made.
 type trial struct {
 	Check
-	run func(ctx context.Context, b *bench) (Status, string, error)
+	run experiment
 }
 
 func (e *examiner) examine(ctx context.Context) (report *Report, err error) {
@@ -259,7 +262,7 @@ func (e *examiner) try(ctx context.Context, t trial) Check {
 	b, end, err := e.bench(ctx)
 	if err == nil {
 		defer end()
-		c.Status, c.Seen, err = t.run(ctx, b)
+		c.Status, c.Seen, err = b.run(t.run)
 	}
 	switch {
 	case err == nil:

@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"reflect"
@@ -25,79 +24,60 @@ const (
 	manyMessages = 20
 )
 
-// waiting is a wait queue for messages of a queue, as a strategy declares it.
-func waiting(
+// waiting declares a wait queue for messages of a queue, as a strategy does.
+func (b *bench) waiting(
 	kind topology.QueueType, queue string, delay time.Duration, extra amqp.Table,
-) (topology.Queue, error) {
+) topology.Queue {
 	plan, err := topology.PerQueue{Type: kind, WaitArguments: extra}.Plan(
 		queue, []time.Duration{delay})
-	for _, q := range plan.Queues {
-		if q.Delay == delay {
-			return q, err
-		}
-	}
-	return topology.Queue{}, err
+	b.must(err)
+	i := slices.IndexFunc(plan.Queues, func(q topology.Queue) bool { return q.Delay == delay })
+	b.declare(plan.Queues[i])
+	return plan.Queues[i]
 }
 
 // keeping is a queue that keeps messages, as a strategy declares its dead-letter queue.
-func keeping(kind topology.QueueType, queue string) (topology.Queue, error) {
-	plan, err := topology.PerQueue{Type: kind}.Plan(queue, nil)
-	if err != nil {
-		return topology.Queue{}, err
-	}
+func (b *bench) keeping(kind topology.QueueType, name string) topology.Queue {
+	plan, err := topology.PerQueue{Type: kind}.Plan(b.prefix+name, nil)
+	b.must(err)
 	q := plan.Queues[len(plan.Queues)-1]
-	q.Name = queue
-	return q, nil
+	q.Name = b.prefix + name
+	return q
+}
+
+// kept declares a queue that keeps messages, and returns its name.
+func (b *bench) kept(kind topology.QueueType, name string) string {
+	q := b.keeping(kind, name)
+	b.declare(q)
+	return q.Name
 }
 
 // pair declares a queue and a wait queue before it.
 func (b *bench) pair(
-	ctx context.Context, kind topology.QueueType, name string, delay time.Duration,
-) (queue, wait string, err error) {
-	target, err := keeping(kind, b.prefix+name)
-	if err != nil {
-		return "", "", err
-	}
-	q, err := waiting(kind, target.Name, delay, nil)
-	if err != nil {
-		return "", "", err
-	}
-	if err := b.declare(ctx, target); err != nil {
-		return "", "", err
-	}
-	return target.Name, q.Name, b.declare(ctx, q)
+	kind topology.QueueType, name string, delay time.Duration,
+) (queue, wait string) {
+	queue = b.kept(kind, name)
+	return queue, b.waiting(kind, queue, delay, nil).Name
 }
 
 // waits sends three messages through a wait queue, one after the other. A single early message is a
 // difference. A single late message may be a pause of a busy machine.
-func waits(kind topology.QueueType) func(context.Context, *bench) (Status, string, error) {
-	return func(ctx context.Context, b *bench) (Status, string, error) {
-		queue, wait, err := b.pair(ctx, kind, string(kind), waitTime)
-		if err != nil {
-			return "", "", err
-		}
+func waits(kind topology.QueueType) experiment {
+	return func(b *bench) (Status, string) {
+		queue, wait := b.pair(kind, string(kind), waitTime)
 		var times []time.Duration
 		for range 3 {
 			began := time.Now()
-			if ok, err := b.put(ctx, "", wait, amqp.Publishing{}); err != nil || !ok {
-				return Differs, "the wait queue has refused the message", err
-			}
-			back, err := b.take(ctx, queue, 1, arrival)
-			if err != nil {
-				return "", "", err
-			}
+			b.enter("", wait, amqp.Publishing{})
+			back := b.take(queue, 1, arrival)
 			if len(back) == 0 {
-				return Differs, fmt.Sprintf("a message has not returned within %v", arrival), nil
+				return Differs, fmt.Sprintf("a message has not returned within %v", arrival)
 			}
 			times = append(times, back[0].at.Sub(began))
 		}
 		earliest, latest := slices.Min(times), slices.Max(times)
-		seen := fmt.Sprintf("3 messages returned after %d to %d ms",
-			earliest.Milliseconds(), latest.Milliseconds())
-		if earliest < waitTime || earliest > waitTime+late {
-			return Differs, seen, nil
-		}
-		return OK, seen, nil
+		return okIf(earliest >= waitTime && earliest <= waitTime+late,
+			"3 messages returned after %d to %d ms", earliest.Milliseconds(), latest.Milliseconds())
 	}
 }
 
@@ -112,17 +92,12 @@ func typed() amqp.Table {
 	}
 }
 
-func headerTypes(ctx context.Context, b *bench) (Status, string, error) {
-	queue, wait, err := b.pair(ctx, topology.Quorum, "headers", 200*time.Millisecond)
-	if err != nil {
-		return "", "", err
-	}
-	if ok, err := b.put(ctx, "", wait, amqp.Publishing{Headers: typed()}); err != nil || !ok {
-		return Differs, "the wait queue has refused the message", err
-	}
-	back, err := b.take(ctx, queue, 1, arrival)
-	if err != nil || len(back) == 0 {
-		return Unknown, "the message has not returned", err
+func headerTypes(b *bench) (Status, string) {
+	queue, wait := b.pair(topology.Quorum, "headers", 200*time.Millisecond)
+	b.enter("", wait, amqp.Publishing{Headers: typed()})
+	back := b.take(queue, 1, arrival)
+	if len(back) == 0 {
+		return Unknown, "the message has not returned"
 	}
 	var changed []string
 	for _, name := range slices.Sorted(maps.Keys(typed())) {
@@ -138,68 +113,53 @@ func headerTypes(ctx context.Context, b *bench) (Status, string, error) {
 		}
 	}
 	if len(changed) > 0 {
-		return Differs, strings.Join(changed, "; "), nil
+		return Differs, strings.Join(changed, "; ")
 	}
-	return OK, fmt.Sprintf("all %d are as they were", len(typed())), nil
+	return OK, fmt.Sprintf("all %d are as they were", len(typed()))
 }
 
 // priorities looks whether a message waits for a later message of a higher priority. The two times
 // of arrival are compared with each other, so that a slow broker changes nothing.
-func priorities(ctx context.Context, b *bench) (Status, string, error) {
+func priorities(b *bench) (Status, string) {
 	const delay, apart = 2 * time.Second, 1500 * time.Millisecond
-	queue, wait, err := b.pair(ctx, topology.Quorum, "priorities", delay)
-	if err != nil {
-		return "", "", err
-	}
+	queue, wait := b.pair(topology.Quorum, "priorities", delay)
 	for again := true; ; again = false {
-		for i, priority := range []uint8{0, 4} {
-			if i > 0 {
-				if err := pause(ctx, apart); err != nil {
-					return "", "", err
-				}
-			}
-			ok, err := b.put(ctx, "", wait, amqp.Publishing{Priority: priority})
-			if err != nil || !ok {
-				return Differs, "the wait queue has refused a message", err
-			}
-		}
-		back, err := b.take(ctx, queue, 2, delay+arrival)
-		if err != nil || len(back) < 2 {
-			return Differs, fmt.Sprintf("%d of 2 messages returned", len(back)), err
+		b.enter("", wait, amqp.Publishing{Priority: 0})
+		b.pause(apart)
+		b.enter("", wait, amqp.Publishing{Priority: 4})
+		back := b.take(queue, 2, delay+arrival)
+		if len(back) < 2 {
+			return Differs, fmt.Sprintf("%d of 2 messages returned", len(back))
 		}
 		gap := back[1].at.Sub(back[0].at)
 		seen := fmt.Sprintf("the first returned %d ms before the second", gap.Milliseconds())
 		if back[0].Priority != 0 {
 			seen = "the second message returned first"
 		} else if gap > apart/2 {
-			return OK, seen, nil
+			return OK, seen
 		}
 		if !again {
-			return Differs, seen, nil
+			return Differs, seen
 		}
 	}
 }
 
 // returned publishes messages that no queue takes, and looks whether each return is there when its
 // confirm is.
-func returned(ctx context.Context, b *bench) (Status, string, error) {
+func returned(b *bench) (Status, string) {
 	missing := b.prefix + "missing"
 	before, refused := 0, 0
 	for i := range manyMessages {
-		confirm, err := b.ch.PublishWithDeferredConfirmWithContext(ctx, "", missing, true, false,
+		confirm, err := b.ch.PublishWithDeferredConfirmWithContext(b.ctx, "", missing, true, false,
 			amqp.Publishing{MessageId: fmt.Sprint(i)})
-		if err != nil {
-			return "", "", err
-		}
-		acked, err := confirm.WaitContext(ctx)
-		if err != nil {
-			return "", "", err
-		}
+		b.must(err)
+		acked, err := confirm.WaitContext(b.ctx)
+		b.must(err)
 		if !acked {
 			refused++
 		}
 		if b.ch.IsClosed() {
-			return "", "", ending(<-b.closed)
+			b.must(ending(<-b.closed))
 		}
 		select {
 		case r := <-b.returns:
@@ -209,46 +169,31 @@ func returned(ctx context.Context, b *bench) (Status, string, error) {
 		default:
 		}
 	}
-	seen := fmt.Sprintf("%d of %d were returned before their confirm", before, manyMessages)
-	switch manyMessages {
-	case refused:
-		return OK, fmt.Sprintf("all %d were refused", refused), nil
-	case before:
-		return OK, seen, nil
+	if refused == manyMessages {
+		return OK, fmt.Sprintf("all %d were refused", refused)
 	}
-	return Differs, seen, nil
+	return okIf(before == manyMessages,
+		"%d of %d were returned before their confirm", before, manyMessages)
 }
 
 // deliveries is more often than the limit of RabbitMQ 4 allows by default (F2).
 const deliveries = 30
 
-func deliveryLimit(ctx context.Context, b *bench) (Status, string, error) {
-	q, err := keeping(topology.Quorum, b.prefix+"limit")
-	if err == nil {
-		err = b.declare(ctx, q)
-	}
-	if err != nil {
-		return "", "", err
-	}
-	if ok, err := b.put(ctx, "", q.Name, amqp.Publishing{}); err != nil || !ok {
-		return Differs, "the queue has refused the message", err
-	}
+func deliveryLimit(b *bench) (Status, string) {
+	queue := b.kept(topology.Quorum, "limit")
+	b.enter("", queue, amqp.Publishing{})
 	for i := range deliveries {
-		got := false
-		err := until(ctx, arrival, func() (bool, error) {
-			d, ok, err := b.ch.Get(q.Name, false)
-			if err != nil || !ok {
-				return false, err
+		got := b.until(arrival, func() bool {
+			d, ok, err := b.ch.Get(queue, false)
+			b.must(err)
+			if ok {
+				b.must(d.Reject(true))
 			}
-			got = true
-			return true, d.Reject(true)
+			return ok
 		})
-		if err != nil {
-			return "", "", err
-		}
 		if !got {
-			return Differs, fmt.Sprintf("it was gone after it was given back %d times", i), nil
+			return Differs, fmt.Sprintf("it was gone after it was given back %d times", i)
 		}
 	}
-	return OK, fmt.Sprintf("it was still there after it was given back %d times", deliveries), nil
+	return OK, fmt.Sprintf("it was still there after it was given back %d times", deliveries)
 }

@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -20,17 +19,15 @@ const noManagement = "only the management API shows them: name it with WithManag
 
 // policies judges the policies of the plans. Without a plan it judges names that only a policy for
 // all queues matches, and the names that services with Shared have in common.
-func policies(ctx context.Context, b *bench) (Status, string, error) {
+func policies(b *bench) (Status, string) {
 	if b.management == "" {
-		return Unknown, noManagement, nil
+		return Unknown, noManagement
 	}
 	plans := b.plans
 	if len(plans) == 0 {
 		for _, strategy := range []topology.Strategy{topology.PerQueue{}, topology.Shared{}} {
 			plan, err := strategy.Plan(b.prefix+"policies", nil)
-			if err != nil {
-				return "", "", err
-			}
+			b.must(err)
 			plans = append(plans, plan)
 		}
 	}
@@ -39,18 +36,14 @@ func policies(ctx context.Context, b *bench) (Status, string, error) {
 	if b.amqp != nil {
 		opts = append(opts, operate.WithAMQP(*b.amqp))
 	}
-	o, err := operate.Open(ctx, b.url, opts...)
-	if err != nil {
-		return "", "", err
-	}
+	o, err := operate.Open(b.ctx, b.url, opts...)
+	b.must(err)
 	defer func() { _ = o.Close() }()
 	var harm, unseen []string
 	said := map[string]bool{} // the same policy does the same to many queues
 	for _, plan := range plans {
-		findings, err := o.Verify(ctx, plan)
-		if err != nil {
-			return "", "", err
-		}
+		findings, err := o.Verify(b.ctx, plan)
+		b.must(err)
 		for _, f := range findings {
 			list := &harm
 			switch {
@@ -70,35 +63,31 @@ func policies(ctx context.Context, b *bench) (Status, string, error) {
 	}
 	switch {
 	case len(harm) > 0:
-		return Differs, several(harm, "\n"), nil
+		return Differs, several(harm, "\n")
 	case len(unseen) > 0:
-		return Unknown, several(unseen, "\n"), nil
+		return Unknown, several(unseen, "\n")
 	}
-	return OK, "none found", nil
+	return OK, "none found"
 }
 
 // leftovers names what killed runs have left, with the commands that remove it.
-func leftovers(ctx context.Context, b *bench) (Status, string, error) {
+func leftovers(b *bench) (Status, string) {
 	if b.management == "" {
-		return Unknown, noManagement, nil
+		return Unknown, noManagement
 	}
 	var config *tls.Config
 	if b.amqp != nil {
 		config = b.amqp.TLSClientConfig
 	}
 	api, err := management.New(b.management, config)
-	if err != nil {
-		return "", "", err
-	}
+	b.must(err)
 	var commands []string
 	for _, kind := range []string{"queues", "exchanges"} {
-		names, err := api.Names(ctx, kind, b.vhost, scratch)
+		names, err := api.Names(b.ctx, kind, b.vhost, scratch)
 		if errors.Is(err, management.ErrNotFound) { // as 4.3 answers without permissions (F39)
-			return Unknown, "the user needs permissions in the vhost, of which ^$ is enough", nil
+			return Unknown, "the user needs permissions in the vhost, of which ^$ is enough"
 		}
-		if err != nil {
-			return "", "", err
-		}
+		b.must(err)
 		for _, name := range names {
 			switch {
 			case !b.isOld(name):
@@ -112,9 +101,9 @@ func leftovers(ctx context.Context, b *bench) (Status, string, error) {
 		}
 	}
 	if len(commands) > 0 {
-		return Differs, "remove with: " + several(commands, "\n"), nil
+		return Differs, "remove with: " + several(commands, "\n")
 	}
-	return OK, "none", nil
+	return OK, "none"
 }
 
 // isOld reports whether the name is of a run that has ended, by the time in the name.

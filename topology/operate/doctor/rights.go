@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -14,27 +13,21 @@ import (
 )
 
 // scratchRights uses each right once.
-func scratchRights(ctx context.Context, b *bench) (Status, string, error) {
+func scratchRights(b *bench) (Status, string) {
 	queue := b.prefix + "rights"
 	var refused rights
-	err := refused.note(right("configure", queue), b.declare(ctx, topology.Queue{Name: queue}))
-	if err != nil {
-		return "", "", err
-	}
-	_, err = b.put(ctx, "", queue, amqp.Publishing{})
-	if err := refused.note(right("write", "amq.default"), err); err != nil {
-		return "", "", err
-	}
-	err = b.conn.Do(ctx, func(ch *amqp.Channel) error {
+	err := b.tryDeclare(topology.Queue{Name: queue})
+	b.must(refused.note(right("configure", queue), err))
+	_, err = b.put("", queue, amqp.Publishing{})
+	b.must(refused.note(right("write", "amq.default"), err))
+	err = b.conn.Do(b.ctx, func(ch *amqp.Channel) error {
 		_, _, err := ch.Get(queue, true)
 		return err
 	})
 	if audit.IsCode(err, amqp.NotFound) { // it could not be configured
 		err = nil
 	}
-	if err := refused.note(right("read", queue), err); err != nil {
-		return "", "", err
-	}
+	b.must(refused.note(right("read", queue), err))
 	return refused.result("configure, write and read")
 }
 
@@ -52,11 +45,11 @@ func (r *rights) note(right string, err error) error {
 
 func right(verb, name string) string { return fmt.Sprintf("%s %q", verb, name) }
 
-func (r *rights) result(all string) (Status, string, error) {
+func (r *rights) result(all string) (Status, string) {
 	if len(*r) == 0 {
-		return OK, all, nil
+		return OK, all
 	}
-	return Differs, "the user may not " + several(*r, ", "), nil
+	return Differs, "the user may not " + several(*r, ", ")
 }
 
 // several joins at most five texts.
@@ -71,14 +64,12 @@ func several(texts []string, between string) string {
 // planRights asks for each right that a plan needs, as Plan.Permissions has them, with requests
 // that the broker refuses for another reason once the right is there. They declare, consume and
 // publish nothing (F31). Other brokers than RabbitMQ are not asked, because they might fulfil them.
-func planRights(
-	plan topology.Plan, product string,
-) func(context.Context, *bench) (Status, string, error) {
-	return func(ctx context.Context, b *bench) (Status, string, error) {
+func planRights(plan topology.Plan, product string) experiment {
+	return func(b *bench) (Status, string) {
 		if product != rabbitMQ {
-			return Unknown, fmt.Sprintf("not asked: %s may not refuse the questions", product), nil
+			return Unknown, fmt.Sprintf("not asked: %s may not refuse the questions", product)
 		}
-		a := asker{ctx: ctx, b: b}
+		a := asker{b: b, asked: map[string]bool{}}
 		a.read(plan.Queue)
 		for _, r := range append(slices.Clone(plan.WaitSteps), plan.Dead) {
 			a.write(r.Exchange)
@@ -86,35 +77,27 @@ func planRights(
 		if !b.provisioned {
 			a.declares(plan)
 		}
-		if a.err != nil {
-			return "", "", a.err
-		}
 		return a.refused.result(fmt.Sprintf("all of %d rights", len(a.asked)))
 	}
 }
 
 // asker asks for rights, each once.
 type asker struct {
-	ctx     context.Context
 	b       *bench
 	asked   map[string]bool
 	refused rights
-	err     error
 }
 
 func (a *asker) ask(right string, question func(ch *amqp.Channel) error) {
-	if a.err != nil || a.asked[right] {
+	if a.asked[right] {
 		return
 	}
-	if a.asked == nil {
-		a.asked = map[string]bool{}
-	}
 	a.asked[right] = true
-	err := a.b.conn.Do(a.ctx, question)
+	err := a.b.conn.Do(a.b.ctx, question)
 	if audit.IsCode(err, amqp.PreconditionFailed) || audit.IsCode(err, amqp.NotFound) {
 		return // the right is there
 	}
-	a.err = a.refused.note(right, err)
+	a.b.must(a.refused.note(right, err))
 }
 
 func (a *asker) declares(plan topology.Plan) {
@@ -180,12 +163,12 @@ func (a *asker) write(exchange string) {
 		if err := ch.Confirm(false); err != nil {
 			return err
 		}
-		confirm, err := ch.PublishWithDeferredConfirmWithContext(a.ctx, exchange,
+		confirm, err := ch.PublishWithDeferredConfirmWithContext(a.b.ctx, exchange,
 			a.b.prefix+"none", true, false, amqp.Publishing{Expiration: "never"})
 		if err != nil {
 			return err
 		}
-		acked, err := confirm.WaitContext(a.ctx)
+		acked, err := confirm.WaitContext(a.b.ctx)
 		if err != nil {
 			return err
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -16,13 +17,20 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// bench is the place of one check: a connection, and a channel with confirms.
+// bench is the place of one check: a connection, and a channel with confirms. A method that cannot
+// go on ends the check, as Fatal ends a test.
 type bench struct {
 	*examiner
+	ctx     context.Context
 	conn    *link.Conn
 	ch      *amqp.Channel
 	returns chan amqp.Return // the returned messages of put
 	closed  chan *amqp.Error
+
+	// The outcome of the check.
+	status Status
+	seen   string
+	err    error
 }
 
 // bench connects. The connection ends with ctx, because amqp091-go waits for most answers without
@@ -38,8 +46,13 @@ func (e *examiner) bench(ctx context.Context) (b *bench, end func(), err error) 
 		return nil, nil, err
 	}
 	stop := context.AfterFunc(ctx, func() { conn.Kill(context.Cause(ctx)) })
-	b = &bench{examiner: e, conn: conn}
-	if err := b.reopen(); err != nil {
+	b = &bench{examiner: e, ctx: ctx, conn: conn}
+	if b.ch, err = conn.Channel(); err == nil {
+		b.returns = b.ch.NotifyReturn(make(chan amqp.Return, manyMessages))
+		b.closed = b.ch.NotifyClose(make(chan *amqp.Error, 1))
+		err = b.ch.Confirm(false)
+	}
+	if err != nil {
 		stop()
 		l.Close()
 		return nil, nil, err
@@ -47,25 +60,48 @@ func (e *examiner) bench(ctx context.Context) (b *bench, end func(), err error) 
 	return b, func() { stop(); l.Close() }, nil
 }
 
-// reopen opens the channel; also again, after the broker has closed it.
-func (b *bench) reopen() (err error) {
-	if b.ch, err = b.conn.Channel(); err != nil {
-		return err
-	}
-	b.returns = b.ch.NotifyReturn(make(chan amqp.Return, manyMessages))
-	b.closed = b.ch.NotifyClose(make(chan *amqp.Error, 1))
-	return b.ch.Confirm(false)
+// run makes an experiment, which may end itself.
+func (b *bench) run(f experiment) (Status, string, error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		b.status, b.seen = f(b)
+	}()
+	<-done
+	return b.status, b.seen, b.err
 }
 
-// declare makes a scratch queue. It is to be removed also where the answer does not arrive.
-func (b *bench) declare(ctx context.Context, q topology.Queue) error {
+// stop ends the check with an outcome.
+func (b *bench) stop(status Status, format string, args ...any) {
+	b.status, b.seen = status, fmt.Sprintf(format, args...)
+	runtime.Goexit()
+}
+
+// must ends the check if there is an error.
+func (b *bench) must(err error) {
+	if b.err = err; err != nil {
+		runtime.Goexit()
+	}
+}
+
+// okIf is the outcome of a check with one text for both.
+func okIf(ok bool, format string, args ...any) (Status, string) {
+	status := Differs
+	if ok {
+		status = OK
+	}
+	return status, fmt.Sprintf(format, args...)
+}
+
+// tryDeclare makes a scratch queue. It is to be removed also where the answer does not arrive.
+func (b *bench) tryDeclare(q topology.Queue) error {
 	args := maps.Clone(q.Arguments)
 	if args == nil {
 		args = amqp.Table{}
 	}
 	args["x-expires"] = b.lifetime.Milliseconds()
 	b.keep(&b.queues, q.Name)
-	err := b.conn.Do(ctx, func(ch *amqp.Channel) error {
+	err := b.conn.Do(b.ctx, func(ch *amqp.Channel) error {
 		_, err := ch.QueueDeclare(q.Name, true, false, false, false, args)
 		return err
 	})
@@ -75,17 +111,17 @@ func (b *bench) declare(ctx context.Context, q topology.Queue) error {
 	return err
 }
 
+func (b *bench) declare(q topology.Queue) { b.must(b.tryDeclare(q)) }
+
 // build declares all of a plan. Its exchanges go with their last binding, and so with their queues.
 // Exchange and binding leave together, so that a run that is killed leaves no exchange.
-func (b *bench) build(ctx context.Context, plan topology.Plan) error {
+func (b *bench) build(plan topology.Plan) {
 	for _, q := range plan.Queues {
-		if err := b.declare(ctx, q); err != nil {
-			return err
-		}
+		b.declare(q)
 	}
 	for _, e := range plan.Exchanges {
 		b.keep(&b.exchanges, e.Name)
-		err := b.conn.Do(ctx, func(ch *amqp.Channel) error {
+		b.must(b.conn.Do(b.ctx, func(ch *amqp.Channel) error {
 			err := ch.ExchangeDeclare(e.Name, e.Kind, true, true, false, true, e.Arguments)
 			for _, bound := range plan.Bindings {
 				if err == nil && bound.Exchange == e.Name {
@@ -93,12 +129,8 @@ func (b *bench) build(ctx context.Context, plan topology.Plan) error {
 				}
 			}
 			return err
-		})
-		if err != nil {
-			return err
-		}
+		}))
 	}
-	return nil
 }
 
 func (e *examiner) keep(list *[]string, name string) {
@@ -114,13 +146,13 @@ func (e *examiner) forget(queue string) {
 }
 
 // put publishes a message, mandatory, and reports whether a queue has taken it.
-func (b *bench) put(ctx context.Context, exchange, key string, m amqp.Publishing) (bool, error) {
+func (b *bench) put(exchange, key string, m amqp.Publishing) (bool, error) {
 	m.DeliveryMode = amqp.Persistent
-	confirm, err := b.ch.PublishWithDeferredConfirmWithContext(ctx, exchange, key, true, false, m)
+	confirm, err := b.ch.PublishWithDeferredConfirmWithContext(b.ctx, exchange, key, true, false, m)
 	if err != nil {
 		return false, err
 	}
-	acked, err := confirm.WaitContext(ctx)
+	acked, err := confirm.WaitContext(b.ctx)
 	switch {
 	case err != nil:
 		return false, err
@@ -135,6 +167,14 @@ func (b *bench) put(ctx context.Context, exchange, key string, m amqp.Publishing
 	}
 }
 
+// enter is put for a message that a queue must take.
+func (b *bench) enter(exchange, key string, m amqp.Publishing) {
+	taken, err := b.put(exchange, key, m)
+	if b.must(err); !taken {
+		b.stop(Differs, "queue %q has refused a message", key)
+	}
+}
+
 // ending is the error of a channel that has ended; why is nil where the broker has said nothing.
 func ending(why *amqp.Error) error {
 	if why == nil {
@@ -144,17 +184,14 @@ func ending(why *amqp.Error) error {
 }
 
 // putAll publishes n messages to a queue and returns how many it has taken.
-func (b *bench) putAll(ctx context.Context, queue string, n int) (taken int, err error) {
+func (b *bench) putAll(queue string, n int) (taken int) {
 	for i := range n {
-		ok, err := b.put(ctx, "", queue, amqp.Publishing{MessageId: fmt.Sprint(i)})
-		if err != nil {
-			return taken, err
-		}
-		if ok {
+		ok, err := b.put("", queue, amqp.Publishing{MessageId: fmt.Sprint(i)})
+		if b.must(err); ok {
 			taken++
 		}
 	}
-	return taken, nil
+	return taken
 }
 
 const look = 10 * time.Millisecond
@@ -166,64 +203,60 @@ type taken struct {
 }
 
 // take gets up to n messages of a queue within the limit, and acks them.
-func (b *bench) take(
-	ctx context.Context, queue string, n int, limit time.Duration,
-) (list []taken, err error) {
-	err = until(ctx, limit, func() (bool, error) {
+func (b *bench) take(queue string, n int, limit time.Duration) (list []taken) {
+	b.until(limit, func() bool {
 		for len(list) < n {
 			d, ok, err := b.ch.Get(queue, true)
-			if err != nil || !ok {
-				return false, err
+			if b.must(err); !ok {
+				return false
 			}
 			list = append(list, taken{d, time.Now()})
 		}
-		return true, nil
+		return true
 	})
-	return list, err
+	return list
 }
 
 // ready is the number of messages that the broker would deliver.
-func (b *bench) ready(ctx context.Context, queue string) (int, error) {
-	found, err := audit.Passive(ctx, b.conn.Do, queue)
+func (b *bench) ready(queue string) (int, error) {
+	found, err := audit.Passive(b.ctx, b.conn.Do, queue)
 	return found.Messages, err
 }
 
 // empties waits until the wait of the messages in a queue is over and none is ready.
-func (b *bench) empties(ctx context.Context, queue topology.Queue) error {
+func (b *bench) empties(queue topology.Queue) {
 	// A count may be old: without this pause it may be from before the messages.
-	if err := pause(ctx, queue.Delay+time.Second); err != nil {
-		return err
-	}
+	b.pause(queue.Delay + time.Second)
 	left := 0
-	err := until(ctx, arrival, func() (_ bool, err error) {
-		left, err = b.ready(ctx, queue.Name)
-		return left == 0, err
+	empty := b.until(arrival, func() bool {
+		var err error
+		left, err = b.ready(queue.Name)
+		b.must(err)
+		return left == 0
 	})
-	if err == nil && left > 0 {
-		err = fmt.Errorf("%d messages have not expired within %v", left, arrival)
+	if !empty {
+		b.must(fmt.Errorf("%d messages have not expired within %v", left, arrival))
 	}
-	return err
 }
 
-// until calls f again and again, until it is done, fails, or the limit is over, which is no error.
-func until(ctx context.Context, limit time.Duration, f func() (done bool, err error)) error {
+// until calls f again and again, until it is done or the limit is over.
+func (b *bench) until(limit time.Duration, f func() (done bool)) bool {
 	for end := time.Now().Add(limit); ; {
-		done, err := f()
-		if done || err != nil || time.Now().After(end) {
-			return err
+		if f() {
+			return true
 		}
-		if err := pause(ctx, look); err != nil {
-			return err
+		if time.Now().After(end) {
+			return false
 		}
+		b.pause(look)
 	}
 }
 
-func pause(ctx context.Context, d time.Duration) error {
+func (b *bench) pause(d time.Duration) {
 	select {
 	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	case <-b.ctx.Done():
+		b.must(context.Cause(b.ctx))
 	}
 }
 

@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -26,13 +25,13 @@ func (e *examiner) trials(product string) []trial {
 			Expected: "messages stay in a queue like a dead-letter queue",
 			Meaning: "The broker deletes messages that are to be kept, or refuses them: look for a policy " +
 				"with message-ttl, max-length or expires.",
-		}, kept(topology.Quorum)},
+		}, keeps(topology.Quorum)},
 		{Check{
 			Name: "kept, classic", Needed: classic, Fact: "F39",
 			Expected: "messages stay in a classic queue like a dead-letter queue",
 			Meaning: "The broker deletes messages that are to be kept, or refuses them. " +
 				"Only services with classic queues need it.",
-		}, kept(topology.Classic)},
+		}, keeps(topology.Classic)},
 		{Check{
 			Name: "consumer timeout", Needed: true, Fact: "F33",
 			Expected: "a delivery may stay unacked for 30 minutes",
@@ -138,19 +137,19 @@ const (
 	leastFrame = 16384
 )
 
-func frameSize(_ context.Context, b *bench) (Status, string, error) {
+func frameSize(b *bench) (Status, string) {
 	size := b.conn.Config.FrameSize
 	seen := fmt.Sprintf("frames of %d bytes, %d channels", size, b.conn.Config.ChannelMax)
 	switch {
 	case size > 0 && size < leastFrame:
-		return Differs, seen + fmt.Sprintf("; a service needs frames of %d bytes", leastFrame), nil
+		return Differs, seen + fmt.Sprintf("; a service needs frames of %d bytes", leastFrame)
 	case size > 0 && size < frame:
-		return Differs, seen, nil
+		return Differs, seen
 	}
-	return OK, seen, nil
+	return OK, seen
 }
 
-func messageSize(_ context.Context, b *bench) (Status, string, error) {
+func messageSize(b *bench) (Status, string) {
 	seen := "the broker does not show it: " +
 		"on a node, `rabbitmqctl environment` prints max_message_size"
 	v := audit.VersionOf(b.conn.Properties)
@@ -161,13 +160,13 @@ func messageSize(_ context.Context, b *bench) (Status, string, error) {
 	default:
 		seen += "; by default 128 MiB on RabbitMQ 3.10"
 	}
-	return Unknown, seen, nil
+	return Unknown, seen
 }
 
 // rabbitMQ is the product that the facts are about.
 const rabbitMQ = "RabbitMQ"
 
-func version(_ context.Context, b *bench) (Status, string, error) {
+func version(b *bench) (Status, string) {
 	product, _ := b.conn.Properties["product"].(string)
 	text, _ := b.conn.Properties["version"].(string)
 	known := slices.Contains(
@@ -175,9 +174,9 @@ func version(_ context.Context, b *bench) (Status, string, error) {
 		audit.VersionOf(b.conn.Properties))
 	seen := strings.TrimSpace(product + " " + text)
 	if product == rabbitMQ && known {
-		return OK, seen, nil
+		return OK, seen
 	}
-	return Unknown, seen, nil
+	return Unknown, seen
 }
 
 // uses reports whether a plan has a queue of this type.
