@@ -58,7 +58,7 @@ func (a app) statusOnce(ctx context.Context, c *cli.Command, queues []string) (e
 	if len(queues) == 0 && s.vhost != nil {
 		stopped := s.stoppedBrakes(ctx, nil)
 		clearScreen()
-		return s.overview(ctx, stopped)
+		return s.overview(stopped)
 	}
 	plans, err := s.plans(queues)
 	if err != nil {
@@ -126,12 +126,8 @@ const (
 
 // overview prints the stopped brakes, and a line for each queue that was found, the queues in
 // trouble first.
-func (s *session) overview(ctx context.Context, stopped []header.BrakeState) error {
-	ready, err := s.ready(ctx)
-	if err != nil && ctx.Err() == nil {
-		fmt.Fprintf(s.err, "millpond: not counted by AMQP: %v\n", err)
-	}
-	lines, inTrouble := overview.Rows(*s.vhost, ready)
+func (s *session) overview(stopped []header.BrakeState) error {
+	lines, inTrouble := overview.Rows(*s.vhost)
 	if s.c.Bool(flagJSON) {
 		return s.printSnakeJSON(map[string]any{
 			"Vhost": s.vhost.Name, "Queues": lines, "Stranded": orEmpty(s.vhost.Stranded),
@@ -144,7 +140,7 @@ func (s *session) overview(ctx context.Context, stopped []header.BrakeState) err
 		s.nothingFound()
 		return nil
 	}
-	s.lost(ready)
+	s.lost()
 	shown := len(lines)
 	if !s.c.Bool("all") && len(lines) > fewQueues {
 		shown = min(inTrouble, mostTrouble)
@@ -176,10 +172,10 @@ func (s *session) overview(ctx context.Context, stopped []header.BrakeState) err
 	s.notKnown(s.out)
 	from := "ready messages and consumers are counted now, messages in progress and held some " +
 		"seconds ago"
-	if ready == nil {
+	if len(lines) > 0 && lines[0].Ready.Source != operate.SourceAMQP {
 		from = "all messages were counted some seconds ago"
 	}
-	_, err = fmt.Fprintf(s.out, "%s; ? is not counted yet\n", from)
+	_, err := fmt.Fprintf(s.out, "%s; ? is not counted yet\n", from)
 	return err
 }
 
@@ -202,74 +198,21 @@ func (s *session) notKnown(w io.Writer) {
 }
 
 // lost prints the messages that have no queue to return to.
-func (s *session) lost(ready overview.Counts) {
+func (s *session) lost() {
 	for _, q := range s.vhost.Stranded {
-		if total := ready.Total(q); total.N != 0 {
+		if q.Total.N != 0 {
 			fmt.Fprintln(s.out, s.colour(red, fmt.Sprintf("stranded: %s in queue %s: see millpond stranded "+
-				"list", messages(total), harmless(q.Name))))
+				"list", messages(q.Total), harmless(q.Name))))
 		}
 	}
 	for _, o := range s.vhost.Orphans {
 		code, held := yellow, ""
-		if total := ready.Total(o.Queue); total.N != 0 {
-			code, held = red, "; it has "+messages(total)
+		if o.Total.N != 0 {
+			code, held = red, "; it has "+messages(o.Total)
 		}
 		fmt.Fprintln(s.out, s.colour(code, fmt.Sprintf("wait queue %s leads to no queue: %s%s",
 			harmless(o.Name), harmless(o.Why), held)))
 	}
-}
-
-// maxCounted is the most queues that are counted by AMQP, one after the other.
-const maxCounted = 5000
-
-// ready counts the messages of all queues that were found.
-func (s *session) ready(ctx context.Context) (overview.Counts, error) {
-	all := topology.Plan{}
-	seen := map[string]bool{}
-	add := func(name string) {
-		if all.Queue == "" {
-			all.Queue = name
-		}
-		if !seen[name] {
-			all.Queues = append(all.Queues, topology.Queue{Name: name})
-		}
-		seen[name] = true
-	}
-	for _, main := range s.vhost.Mains {
-		add(main.Name)
-		for _, w := range main.Waits {
-			add(w.Name)
-		}
-		for _, d := range main.Dead {
-			add(d.Name)
-		}
-		if main.Line != nil {
-			add(main.Line.Name)
-		}
-	}
-	for _, q := range s.vhost.Stranded {
-		add(q.Name)
-	}
-	for _, o := range s.vhost.Orphans {
-		add(o.Name)
-	}
-	if len(all.Queues) == 0 || len(all.Queues) > maxCounted {
-		return nil, nil
-	}
-	amqp, err := s.connect(ctx, s.c, "")
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = amqp.Close() }()
-	report, err := amqp.Inspect(ctx, all)
-	if err != nil {
-		return nil, err
-	}
-	counts := overview.Counts{}
-	for _, q := range report.Queues {
-		counts[q.Name] = q
-	}
-	return counts, nil
 }
 
 func number(c operate.Count) string {

@@ -63,10 +63,13 @@ func (a app) open(ctx context.Context, c *cli.Command) (s *session, err error) {
 // find finds the queues of the virtual host. Where a dead-letter queue is not known, its letters
 // may tell it.
 func (s *session) find(ctx context.Context, vhost string) error {
-	cluster := discover.WithCluster(s.operator.Cluster())
-	found, err := discover.Find(ctx, s.api, vhost, cluster)
+	options := []discover.Option{discover.WithCluster(s.operator.Cluster())}
+	if s.c.Name == "status" && s.c.NArg() == 0 {
+		options = append(options, discover.WithCounts(s.operator))
+	}
+	found, err := discover.Find(ctx, s.api, vhost, options...)
 	if err == nil && slices.ContainsFunc(found.Mains, deadUnknown) && len(found.Unclaimed) > 0 {
-		found, err = discover.Find(ctx, s.api, vhost, cluster, discover.WithLooks(s.operator))
+		found, err = discover.Find(ctx, s.api, vhost, append(options, discover.WithLooks(s.operator))...)
 	}
 	if err == nil {
 		s.vhost = &found
@@ -141,16 +144,23 @@ func (a app) each(
 	if err != nil {
 		return err
 	}
+	return s.each(ctx, plans, func(plan topology.Plan) error { return f(s, plan) })
+}
+
+// each calls f for each plan, with the name of its queue above its output if there are several.
+func (s *session) each(
+	ctx context.Context, plans []topology.Plan, f func(topology.Plan) error,
+) error {
 	s.several, s.deads = len(plans) > 1, map[string]int{}
 	for _, plan := range plans {
 		s.deads[plan.Dead.RoutingKey]++
 	}
 	var errs []error
 	for _, plan := range plans {
-		if s.several && !c.Bool(flagJSON) {
-			fmt.Fprintf(a.told(c), "%s:\n", harmless(plan.Queue))
+		if s.several && !s.c.Bool(flagJSON) {
+			fmt.Fprintf(s.told(s.c), "%s:\n", harmless(plan.Queue))
 		}
-		errs = append(errs, f(s, plan))
+		errs = append(errs, f(plan))
 		if ctx.Err() != nil {
 			errs = append(errs, context.Cause(ctx))
 			break

@@ -150,7 +150,7 @@ func (h *Handler) deadView(ctx context.Context, f filter) (*deadView, error) {
 	}
 	for _, main := range s.Vhost.Mains {
 		v.Queues = append(v.Queues, queueChoice{
-			main.Name, overview.Of(main, nil).Dead, slices.Contains(f.Queues(), main.Name),
+			main.Name, overview.Of(main).Dead, slices.Contains(f.Queues(), main.Name),
 		})
 	}
 	v.ExistsOnBroker = operate.Count{Source: operate.SourceManagement}

@@ -63,7 +63,7 @@ const (
 func (h *Handler) overview(s *sight) nowView {
 	none := operate.Count{Source: operate.SourceManagement}
 	o := nowView{sight: s, Now: time.Now(), Waiting: none, Dead: none}
-	rows, inTrouble := overview.Rows(s.Vhost, nil)
+	rows, inTrouble := overview.Rows(s.Vhost)
 	o.Trouble = inTrouble
 	for _, r := range rows {
 		o.Rows = append(o.Rows, row{r, s.Rates[r.Queue]})

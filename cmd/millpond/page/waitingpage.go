@@ -43,7 +43,7 @@ func (h *Handler) waiting(w http.ResponseWriter, r *http.Request) error {
 	v := &waitingView{Now: time.Now(), At: s.At}
 	name := r.URL.Query().Get("queue")
 	for _, main := range s.Vhost.Mains {
-		waiting := overview.Of(main, nil).Waiting
+		waiting := overview.Of(main).Waiting
 		v.Queues = append(v.Queues, queueChoice{main.Name, waiting, main.Name == name})
 	}
 	if name != "" {

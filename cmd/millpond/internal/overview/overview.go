@@ -26,32 +26,14 @@ type Row struct {
 	Steps []discover.Wait `json:"-"`
 }
 
-// Counts are counts of AMQP, by queue. The management API shows no messages for some seconds where
-// there are some.
-type Counts map[string]operate.QueueReport
-
-// Total adds messages that are unacked or held, which AMQP does not show, to the ready ones. Before
-// the management API has counted, the sum of no ready message is not known.
-func (c Counts) Total(q discover.Queue) operate.Count {
-	n := c[q.Name].Ready
-	switch {
-	case !n.Known():
-		return q.Total
-	case !q.Total.Known() && n.N == 0:
-		return q.Total
-	}
-	n.N += max(q.Unacked.N, 0) + max(q.Held.N, 0)
-	return n
-}
-
 // nearBound is the number of messages of a line from which it is near its default bound.
 const nearBound = 8000
 
-// Rows returns the queues of a virtual host, the queues in trouble first. counts may be nil.
-func Rows(v discover.Vhost, counts Counts) (rows []Row, inTrouble int) {
+// Rows returns the queues of a virtual host, the queues in trouble first.
+func Rows(v discover.Vhost) (rows []Row, inTrouble int) {
 	rows = make([]Row, len(v.Mains))
 	for i, main := range v.Mains {
-		if rows[i] = Of(main, counts); len(rows[i].Trouble) > 0 {
+		if rows[i] = Of(main); len(rows[i].Trouble) > 0 {
 			inTrouble++
 		}
 	}
@@ -63,14 +45,11 @@ func Rows(v discover.Vhost, counts Counts) (rows []Row, inTrouble int) {
 }
 
 // Of returns one queue.
-func Of(main discover.Main, counts Counts) Row {
+func Of(main discover.Main) Row {
 	none := operate.Count{Source: operate.SourceManagement}
 	r := Row{
 		Queue: main.Name, Ready: main.Ready, InProgress: main.Unacked, Consumers: main.Consumers,
 		Waiting: none, Dead: none,
-	}
-	if now := counts[main.Name]; now.Ready.Known() {
-		r.Ready, r.Consumers = now.Ready, now.Consumers
 	}
 	held := max(main.Held.N, 0)
 	trouble := func(is bool, text string) {
@@ -79,7 +58,7 @@ func Of(main discover.Main, counts Counts) Row {
 		}
 	}
 	for _, w := range main.Waits {
-		if w.Total = counts.Total(w.Queue); w.Total.N != 0 {
+		if w.Total.N != 0 {
 			r.Steps = append(r.Steps, w)
 		}
 		r.Waiting = Plus(r.Waiting, w.Total)
@@ -87,7 +66,7 @@ func Of(main discover.Main, counts Counts) Row {
 		held += max(w.Held.N, 0)
 	}
 	if main.Line != nil {
-		inLine := counts.Total(*main.Line)
+		inLine := main.Line.Total
 		if inLine.N > 0 {
 			inLine.N-- // the process that leads keeps a message there
 		}
@@ -96,7 +75,7 @@ func Of(main discover.Main, counts Counts) Row {
 			plural(inLine.N, "message")+" in the line, which is near its bound: see its keys in order")
 	}
 	for _, d := range main.Dead {
-		r.Dead = Plus(r.Dead, counts.Total(d.Queue))
+		r.Dead = Plus(r.Dead, d.Total)
 		held += max(d.Held.N, 0)
 	}
 	if len(main.Dead) == 0 {

@@ -145,7 +145,9 @@ func (w *World) waits(queue string, n int) {
 	rig.WaitFor(w.T, "the messages to wait", func() bool {
 		return w.Services[queue].Logs.Said("Message will be retried") == n
 	})
-	w.Waiting[queue] += n
+	if n > 0 {
+		w.Waiting[queue] += n
+	}
 }
 
 // vanishes deletes the queue of a service for which n messages wait.
