@@ -79,7 +79,7 @@ func NewWorld(h *House) *World {
 	}
 	for i, queue := range w.Queues {
 		w.dies(i, queue)
-		w.waits(queue, i%4)
+		w.waits(queue, (i+1)%4)
 	}
 	w.keyed()
 	w.vanishes(rig.Config{Queue: "vanished"}, 2)
