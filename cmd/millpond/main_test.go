@@ -220,6 +220,9 @@ func TestPlanIsPrinted(t *testing.T) {
 		o := tool(t, "", "", args...)
 		require.Zero(t, o.code, o.err)
 		require.Empty(t, o.err)
+		if own, _, long := strings.Cut(o.out, "\nGLOBAL OPTIONS:\n"); long && name != "help" {
+			o.out = own // help.golden has the others
+		}
 		golden(t, name, o.out)
 	}
 }

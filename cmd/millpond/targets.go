@@ -116,17 +116,22 @@ func (a app) connect(ctx context.Context, c *cli.Command, api string) (*operate.
 // planned connects, calls f with the plan that the flags make, and closes.
 func (a app) planned(
 	ctx context.Context, c *cli.Command, queue string, f func(*session, topology.Plan) error,
-) (err error) {
+) error {
 	plan, err := a.planOf(c, queue)
 	if err != nil {
 		return err
 	}
+	return a.opened(ctx, c, func(s *session) error { return f(s, plan) })
+}
+
+// opened connects, calls f, and closes.
+func (a app) opened(ctx context.Context, c *cli.Command, f func(*session) error) (err error) {
 	s, err := a.open(ctx, c)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.operator.Close()) }()
-	return f(s, plan)
+	return f(s)
 }
 
 // each calls f for each of the named queues, or for all that were found if none is named. An error
@@ -134,17 +139,14 @@ func (a app) planned(
 // another.
 func (a app) each(
 	ctx context.Context, c *cli.Command, queues []string, f func(*session, topology.Plan) error,
-) (err error) {
-	s, err := a.open(ctx, c)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.operator.Close()) }()
-	plans, err := s.plans(queues)
-	if err != nil {
-		return err
-	}
-	return s.each(ctx, plans, func(plan topology.Plan) error { return f(s, plan) })
+) error {
+	return a.opened(ctx, c, func(s *session) error {
+		plans, err := s.plans(queues)
+		if err != nil {
+			return err
+		}
+		return s.each(ctx, plans, func(plan topology.Plan) error { return f(s, plan) })
+	})
 }
 
 // each calls f for each plan, with the name of its queue above its output if there are several.

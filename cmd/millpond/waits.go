@@ -42,28 +42,25 @@ func (a app) waitingList() *cli.Command {
 			&cli.IntFlag{Name: "limit", Usage: "print at most `N` of each delay", Value: 20},
 		},
 		ShellComplete: a.completeQueues,
-		Action: func(ctx context.Context, c *cli.Command) (err error) {
-			s, err := a.open(ctx, c)
-			if err != nil {
-				return err
-			}
-			defer func() { err = errors.Join(err, s.operator.Close()) }()
-			plans, err := s.plans(c.Args().Slice())
-			if err != nil {
-				return err
-			}
-			if s.vhost != nil && c.NArg() == 0 {
-				plans = []topology.Plan{s.vhost.Waits()} // also of queues that are gone
-			}
-			return s.each(ctx, plans, func(plan topology.Plan) error {
-				chosen := operate.Filter{Match: func(l operate.Letter) bool {
-					return !s.several || waitsFor(l.Queue, plan.Queue)
-				}}
-				waiters, err := s.operator.Waiting(ctx, plan, chosen)
-				if err != nil && len(waiters) == 0 {
-					return err // a queue was not looked at, so messages may wait
+		Action: func(ctx context.Context, c *cli.Command) error {
+			return a.opened(ctx, c, func(s *session) error {
+				plans, err := s.plans(c.Args().Slice())
+				if err != nil {
+					return err
 				}
-				return errors.Join(err, a.printWaiting(c, waiters))
+				if s.vhost != nil && c.NArg() == 0 {
+					plans = []topology.Plan{s.vhost.Waits()} // also of queues that are gone
+				}
+				return s.each(ctx, plans, func(plan topology.Plan) error {
+					chosen := operate.Filter{Match: func(l operate.Letter) bool {
+						return !s.several || waitsFor(l.Queue, plan.Queue)
+					}}
+					waiters, err := s.operator.Waiting(ctx, plan, chosen)
+					if err != nil && len(waiters) == 0 {
+						return err // a queue was not looked at, so messages may wait
+					}
+					return errors.Join(err, a.printWaiting(c, waiters))
+				})
 			})
 		},
 	}

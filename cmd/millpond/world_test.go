@@ -216,6 +216,9 @@ func (h *house) pageNumbers(t *testing.T, w *shop.World, waiting func(queue stri
 	require.Equal(t, w.Stranded["old"],
 		strings.Count(stranded, `<td data-label="For queue" class="long">old</td>`))
 	require.Contains(t, stranded, shop.Orphan)
+	require.Contains(t, stranded, "queue &#34;old&#34; does not exist or cannot be reached")
+	require.Contains(t, first,
+		"3 messages</strong> in <code>millpond.stranded</code> lost their queue")
 	far := look("/waiting?queue=returns", "/waiting/look?queue=returns")
 	require.Contains(t, far, fmt.Sprintf("%d messages of other queues wait in the same wait queues",
 		w.WaitingOf("returns")-w.Waiting["returns"]))

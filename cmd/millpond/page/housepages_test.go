@@ -100,23 +100,6 @@ func TestPageShowsTheHouse(t *testing.T) {
 	require.Contains(t, v.post("/verify/look?queue=orders", url.Values{}).text(), "1 queue verified")
 }
 
-// Given a message whose queue does not exist, then the page says that it is stranded, and why.
-func TestPageShowsStrandedMessages(t *testing.T) {
-	t.Parallel()
-	h := newHouse(t)
-	v := h.open(nil)
-	require.Contains(t, v.get("/stranded").text(), "Stranded")
-	h.Post("millpond.stranded", amqp.Publishing{
-		MessageId: "lost-1", Headers: amqp.Table{"millpond-queue": "vanished"}, Body: []byte("x"),
-	})
-	rig.WaitFor(t, "the page counts it", func() bool {
-		return strings.Contains(v.get("/").text(), "1 message in millpond.stranded lost their queue")
-	})
-	got := v.post("/stranded/look?queue=millpond.stranded", url.Values{}).text()
-	require.Contains(t, got, "lost-1 vanished")
-	require.Contains(t, got, `queue &#34;vanished&#34; does not exist or cannot be reached`)
-}
-
 // hostile are texts of a producer that wants to deceive, or to run in the browser of the engineer.
 var hostile = []string{
 	`<script>alert(1)</script>`, `"><img src=x onerror=alert(1)>`, `'-alert(1)-'`, `{{.Form}}`,
