@@ -70,101 +70,76 @@ func (o *Operator) Import(
 		}
 	}
 	i := &importer{ImportOptions: options, operator: o, queue: queue, done: options.Skip}
-	if err := i.run(ctx, bufio.NewReaderSize(r, 64<<10)); err != nil {
-		return i.done, fmt.Errorf("import to queue %q: lines up to %d are confirmed: %w",
-			queue, i.done, err)
+	in := bufio.NewReaderSize(r, 64<<10)
+	for more := true; more && err == nil; {
+		more, err = i.batch(ctx, in)
 	}
-	return i.done, nil
+	if err != nil {
+		err = fmt.Errorf("import to queue %q: lines up to %d are confirmed: %w", queue, i.done, err)
+	}
+	return i.done, err
 }
 
 type importer struct {
 	ImportOptions
 	operator *Operator
 	queue    string
-	done     int            // lines without a gap
-	failed   bool           // a line is not confirmed
-	pending  []confirmation // those under way, oldest first
-	bytes    int
+	read     int // lines
+	done     int // of them, without a gap
 }
 
-type confirmation struct {
-	wait  func() error // nil for an empty line
-	bytes int
-}
-
-func (i *importer) run(ctx context.Context, lines *bufio.Reader) error {
-	err := i.send(ctx, lines)
-	for len(i.pending) > 0 { // a publish that was begun is finished
-		if waitErr := i.oldest(); err == nil {
+// batch publishes the next lines and waits until all are confirmed. After an error, too, a publish
+// that was begun is finished. more is false after the last line.
+func (i *importer) batch(ctx context.Context, in *bufio.Reader) (more bool, err error) {
+	var waits []func() error
+	more = true
+	for size := 0; more && len(waits) < maxUnderWay && size < maxBytesUnderWay && err == nil; {
+		var line []byte
+		var wait func() error
+		line, err = in.ReadBytes('\n')
+		if more = err == nil; errors.Is(err, io.EOF) {
+			err = nil
+		}
+		if err == nil && len(line) > 0 {
+			err = context.Cause(ctx)
+		}
+		if err != nil || len(line) == 0 {
+			break
+		}
+		if i.read++; i.read <= i.Skip {
+			continue
+		}
+		if wait, err = i.publish(ctx, line); err != nil {
+			err = fmt.Errorf("line %d: %w", i.read, err)
+			break
+		}
+		waits, size = append(waits, wait), size+len(line)
+	}
+	gap := false
+	for _, wait := range waits {
+		waitErr := wait()
+		if gap = gap || waitErr != nil; !gap {
+			i.done++
+			if i.Progress != nil {
+				i.Progress(i.done)
+			}
+		}
+		if err == nil {
 			err = waitErr
 		}
 	}
-	return err
+	return more, err
 }
 
-func (i *importer) send(ctx context.Context, lines *bufio.Reader) error {
-	for number := 1; ctx.Err() == nil; number++ {
-		line, err := lines.ReadBytes('\n')
-		if err != nil && !errors.Is(err, io.EOF) {
-			return err
-		}
-		end := err != nil
-		if end && len(line) == 0 {
-			return nil
-		}
-		if number > i.Skip {
-			if err := i.publish(ctx, line); err != nil {
-				return fmt.Errorf("line %d: %w", number, err)
-			}
-		}
-		if end {
-			return nil
-		}
+// publish begins to publish a line. An empty one is none.
+func (i *importer) publish(ctx context.Context, line []byte) (wait func() error, err error) {
+	if len(bytes.TrimSpace(line)) == 0 {
+		return func() error { return nil }, nil
 	}
-	return context.Cause(ctx)
-}
-
-// publish begins to publish a line.
-func (i *importer) publish(ctx context.Context, line []byte) error {
-	for len(i.pending) == maxUnderWay || len(i.pending) > 0 && i.bytes+len(line) > maxBytesUnderWay {
-		if err := i.oldest(); err != nil {
-			return err
-		}
+	d, err := Decode(line)
+	if err != nil {
+		return nil, err
 	}
-	c := confirmation{bytes: len(line)}
-	if len(bytes.TrimSpace(line)) > 0 {
-		d, err := Decode(line)
-		if err != nil {
-			return err
-		}
-		msg := wire.Publishing(&d, func(string) bool { return false }, nil)
-		c.wait, err = i.operator.startPublish(context.WithoutCancel(ctx), "", i.queue, msg)
-		if err != nil {
-			return err
-		}
-	}
-	i.pending = append(i.pending, c)
-	i.bytes += c.bytes
-	return nil
-}
-
-// oldest waits for the oldest line under way.
-func (i *importer) oldest() error {
-	c := i.pending[0]
-	i.pending = i.pending[1:]
-	i.bytes -= c.bytes
-	if c.wait != nil {
-		if err := c.wait(); err != nil {
-			i.failed = true
-			return err
-		}
-	}
-	if i.failed { // there is a gap before it
-		return nil
-	}
-	i.done++
-	if i.Progress != nil {
-		i.Progress(i.done)
-	}
-	return nil
+	msg := wire.Publishing(&d, func(string) bool { return false }, nil)
+	return i.operator.startPublish(context.WithoutCancel(ctx), "", i.queue, msg)
 }

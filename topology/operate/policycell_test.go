@@ -45,31 +45,29 @@ const (
 
 var policyOfCells = backoff.List{time.Second}
 
-// governed is a virtual host under one policy, with one service for each strategy.
-type governed struct {
+// cell is a virtual host under one policy, with one service for each strategy.
+type cell struct {
 	t        *testing.T
-	broker   *managed
+	node     *testbroker.Node
+	api      string
 	vhost    string
 	url      string
-	services []*governedService
-	victim   *governedService
+	services []*governed
+	victim   *governed
 }
 
-// governedService is one service, with the fate of each of its messages.
-type governedService struct {
+// governed is one service, with the fate of each of its messages.
+type governed struct {
 	name, queue string
-	client      *topology.Client
-	sub         *topology.Subscriber
+	config      rig.Config
 	plan        topology.Plan
-	stop        func()
-	logs        *rig.Logs
-
+	service     *rig.Service
+	// refusal is why the service has not started; nil as a rule.
+	refusal error
 	// critical are the critical findings of Verify, before the first message.
 	critical []operate.Finding
 	// entered are the payloads that the broker has confirmed to the producer.
 	entered map[string]bool
-	// refusal is why the service has not started; nil as a rule.
-	refusal error
 
 	mu      sync.Mutex
 	calls   map[string]int  // of the handler, by payload
@@ -78,33 +76,27 @@ type governedService struct {
 	dead    int             // how often a dead letter was confirmed
 	changed time.Time       // when the service made progress last
 
-	places map[string]int // where its messages are in the end, by word
-	lost   int
-	// begun and strays are its messages that have come to another service. Its own handler had seen
-	// the begun ones before, and not the strays.
-	begun, strays []string
+	// What has become of messages that are neither handled nor dead letters, with their number.
+	harm map[string]int
+	// begun are its messages that have come to another service after its own handler had seen them.
+	begun []string
 }
 
-// managed is the node of the table, asked by its management API.
-type managed struct {
-	node *testbroker.Node
-	api  string
-}
-
-// govern makes the virtual host, its policies, and the queues and exchanges of the administrator.
-func govern(
-	t *testing.T, broker *managed, vhost string, policy, operator map[string]any,
-) *governed {
+// newCell makes the virtual host, its policies, and the queues and exchanges of the administrator.
+func newCell(
+	t *testing.T, node *testbroker.Node, api, vhost string, policy, operator map[string]any,
+) *cell {
 	t.Helper()
-	g := &governed{t: t, broker: broker, vhost: vhost, url: broker.node.URL() + vhost}
-	testbroker.Put(t, broker.api, map[string]any{}, "vhosts", vhost)
+	g := &cell{t: t, node: node, api: api, vhost: vhost, url: node.URL() + vhost}
+	testbroker.Put(t, api, map[string]any{}, "vhosts", vhost)
+	t.Cleanup(func() { testbroker.Remove(t, api, "vhosts", vhost) })
 	all := map[string]any{"configure": ".*", "write": ".*", "read": ".*"}
-	testbroker.Put(t, broker.api, all, "permissions", vhost, "guest")
+	testbroker.Put(t, api, all, "permissions", vhost, "guest")
 	for kind, definition := range map[string]map[string]any{
 		"policies": policy, "operator-policies": operator,
 	} {
 		if len(definition) > 0 {
-			testbroker.SetPolicy(t, broker.api, kind, vhost, "all", ".*", definition)
+			testbroker.SetPolicy(t, api, kind, vhost, "all", ".*", definition)
 		}
 	}
 	g.change(func(ch *amqp.Channel) error {
@@ -119,7 +111,7 @@ func govern(
 }
 
 // change declares or deletes something as the administrator.
-func (g *governed) change(f func(ch *amqp.Channel) error) {
+func (g *cell) change(f func(ch *amqp.Channel) error) {
 	g.t.Helper()
 	require.NoError(g.t, g.steadily(func() error {
 		conn, err := amqp.Dial(g.url)
@@ -137,7 +129,7 @@ func (g *governed) change(f func(ch *amqp.Channel) error) {
 
 // steadily repeats f where the connection has ended: RabbitMQ 4.0 ends one by 541 at times, while
 // other virtual hosts come and go on a busy machine.
-func (g *governed) steadily(f func() error) (err error) {
+func (g *cell) steadily(f func() error) (err error) {
 	g.t.Helper()
 	rig.WaitFor(g.t, "a connection that lasts", func() bool {
 		err = f()
@@ -148,8 +140,8 @@ func (g *governed) steadily(f func() error) (err error) {
 	return err
 }
 
-// governedStrategies are the strategies of every cell, side by side.
-func governedStrategies() map[string]topology.Strategy {
+// cellStrategies are the strategies of every cell, side by side.
+func cellStrategies() map[string]topology.Strategy {
 	return map[string]topology.Strategy{
 		"quorum":           topology.PerQueue{},
 		"classic":          topology.PerQueue{Type: topology.Classic},
@@ -165,76 +157,64 @@ func governedStrategies() map[string]topology.Strategy {
 	}
 }
 
-// declare opens the service, declares its plan and asks Verify about it.
-func (g *governed) declare(name, queue string, strategy topology.Strategy) *governedService {
+// declare declares the queue of a service and its plan, and asks Verify about it.
+func (g *cell) declare(name, queue string, strategy topology.Strategy) *governed {
 	t := g.t
 	t.Helper()
-	s := &governedService{
-		name: name, queue: queue, logs: &rig.Logs{}, calls: map[string]int{}, handled: map[string]bool{},
-		foreign: map[string]bool{}, entered: map[string]bool{}, places: map[string]int{},
-		changed: time.Now(), stop: func() {},
+	s := &governed{
+		name: name, queue: queue, calls: map[string]int{}, handled: map[string]bool{},
+		foreign: map[string]bool{}, entered: map[string]bool{}, harm: map[string]int{},
+		changed: time.Now(), plan: rig.PlanFor(t, queue, strategy, policyOfCells),
+	}
+	args := amqp.Table{"x-queue-type": "classic"}
+	if !strings.HasSuffix(name, "classic") { // no finding without a policy
+		args = amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(1 << 30)}
+	}
+	observer := middleware.ObserverFunc(s.observe)
+	management := topology.WithManagement(g.api)
+	s.config = rig.Config{
+		URL: g.url, Queue: queue, Keep: true, Strategy: strategy, Policy: policyOfCells,
+		Configure: rig.WithQueue(args), Forgotten: true,
+		ClientOptions:     []topology.Option{management, topology.WithObserver(observer)},
+		SubscriberOptions: []topology.SubscriberOption{topology.WithDrainTimeout(2 * time.Second)},
+		RetryOptions:      []middleware.Option{middleware.WithObserver(observer)},
 	}
 	cfg := rig.QueueConfig(g.url)
-	if !strings.HasSuffix(name, "classic") {
-		rig.QuorumQueue(&cfg)
-		cfg.Queue.Arguments["x-delivery-limit"] = int64(1 << 30) // no finding without a policy
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), rig.Patience)
-	defer cancel()
-	observer := middleware.ObserverFunc(s.observe)
-	s.client = rig.Connect(t, func() (*topology.Client, error) {
-		return topology.Open(ctx, cfg.Connection, strategy, topology.WithManagement(g.broker.api),
-			topology.WithLogger(s.logs), topology.WithObserver(observer))
-	})
-	t.Cleanup(func() { require.NoError(t, s.client.Close()) })
-	s.sub = rig.Connect(t, func() (*topology.Subscriber, error) {
-		return s.client.NewSubscriber(cfg, topology.ForPolicy(policyOfCells),
-			topology.WithDrainTimeout(2*time.Second))
-	})
-	s.plan = rig.PlanFor(t, queue, strategy, policyOfCells)
-	s.refusal = g.steadily(func() error { return s.sub.SubscribeInitialize(queue) })
+	s.config.Configure(&cfg)
+	sub, err := rig.OpenClient(t, g.url, strategy, management).
+		NewSubscriber(cfg, topology.ForPolicy(policyOfCells))
+	require.NoError(t, err)
+	s.refusal = g.steadily(func() error { return sub.SubscribeInitialize(queue) })
 	if s.refusal != nil {
 		return s
 	}
 	if s.plan.Via != nil {
 		g.change(func(ch *amqp.Channel) error { return ch.QueueBind(queue, queue, domain, false, nil) })
 	}
-	o := rig.Connect(t, func() (*operate.Operator, error) {
-		return operate.Open(ctx, g.url, operate.WithManagement(g.broker.api))
-	})
-	defer func() { require.NoError(t, o.Close()) }()
+	o := rig.OpenOperator(t, g.url, operate.WithManagement(g.api))
 	var findings []operate.Finding
 	require.NoError(t, g.steadily(func() (err error) {
-		findings, err = o.Verify(ctx, s.plan)
+		findings, err = o.Verify(t.Context(), s.plan)
 		return err
 	}))
-	for _, f := range findings {
-		if f.Severity == operate.Critical {
-			s.critical = append(s.critical, f)
-		}
-	}
+	s.critical = slices.DeleteFunc(findings, func(f operate.Finding) bool {
+		return f.Severity != operate.Critical
+	})
 	return s
 }
 
-// serve consumes the queue until the service is stopped.
-func (s *governedService) serve(t *testing.T, handler message.NoPublishHandlerFunc) {
+// serve consumes the queue. The first message is held by hold, each time that it comes.
+func (s *governed) serve(t *testing.T, hold func(ctx context.Context, calls int)) {
 	t.Helper()
 	if s.refusal != nil {
 		return
 	}
-	observed := []middleware.Option{middleware.WithObserver(middleware.ObserverFunc(s.observe))}
-	router := rig.Router(t, s.client, policyOfCells, message.RouterConfig{}, s.logs, observed)
-	router.AddConsumerHandler("handler", s.queue, s.sub, handler)
-	ended := rig.Run(t, router)
-	s.stop = sync.OnceFunc(func() {
-		require.NoError(t, router.Close())
-		require.NoError(t, <-ended)
-	})
-	t.Cleanup(s.stop)
+	s.config.Handle = func(msg *message.Message) error { return s.handle(msg, hold) }
+	s.service = rig.Start(t, s.config)
 }
 
 // observe counts the events of the library.
-func (s *governedService) observe(_ context.Context, e middleware.Event) {
+func (s *governed) observe(_ context.Context, e middleware.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch e.Kind {
@@ -247,50 +227,47 @@ func (s *governedService) observe(_ context.Context, e middleware.Event) {
 	s.changed = time.Now()
 }
 
-// handler fails the messages that are to fail. The first message is held by hold, each time that it
-// comes.
-func (s *governedService) handler(
-	hold func(ctx context.Context, calls int),
-) message.NoPublishHandlerFunc {
-	return func(msg *message.Message) error {
-		id := string(msg.Payload)
-		queue, number, _ := strings.Cut(id, "/")
-		n, err := strconv.Atoi(number)
-		s.mu.Lock()
-		if queue != s.queue || err != nil {
-			s.foreign[id] = true
-			s.mu.Unlock()
-			return nil
-		}
-		s.calls[id]++
-		calls := s.calls[id]
-		s.changed = time.Now()
+// handle fails the messages that are to fail.
+func (s *governed) handle(
+	msg *message.Message, hold func(ctx context.Context, calls int),
+) error {
+	id := string(msg.Payload)
+	queue, number, _ := strings.Cut(id, "/")
+	n, err := strconv.Atoi(number)
+	s.mu.Lock()
+	if queue != s.queue || err != nil {
+		s.foreign[id] = true
 		s.mu.Unlock()
-		if n == 0 && hold != nil {
-			hold(msg.Context(), calls)
-		}
-		if n%2 == 1 || middleware.Attempt(msg.Context()) == 1 {
-			return rig.ErrFailed
-		}
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.handled[id] = true
 		return nil
 	}
+	s.calls[id]++
+	calls := s.calls[id]
+	s.changed = time.Now()
+	s.mu.Unlock()
+	if n == 0 && hold != nil {
+		hold(msg.Context(), calls)
+	}
+	if n%2 == 1 || middleware.Attempt(msg.Context()) == 1 {
+		return rig.ErrFailed
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.handled[id] = true
+	return nil
 }
 
 // callsOf returns how often the handler was called with a message.
-func (s *governedService) callsOf(n int) int {
+func (s *governed) callsOf(n int) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.calls[s.id(n)]
 }
 
-func (s *governedService) id(n int) string { return fmt.Sprintf("%s/%d", s.queue, n) }
+func (s *governed) id(n int) string { return fmt.Sprintf("%s/%d", s.queue, n) }
 
 // fill publishes the messages at once, and again each message that the broker refuses. A message
 // that is refused for long has not entered.
-func (s *governedService) fill(t *testing.T, url string) {
+func (s *governed) fill(t *testing.T, url string) {
 	t.Helper()
 	if s.refusal != nil {
 		return
@@ -328,7 +305,7 @@ func (s *governedService) fill(t *testing.T, url string) {
 }
 
 // done reports whether every message has come to its end, or no end is in sight.
-func (s *governedService) done() bool {
+func (s *governed) done() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	limit := silence
@@ -340,7 +317,7 @@ func (s *governedService) done() bool {
 }
 
 // everyone returns all services of the virtual host.
-func (g *governed) everyone() []*governedService {
+func (g *cell) everyone() []*governed {
 	if g.victim == nil {
 		return g.services
 	}
@@ -349,18 +326,25 @@ func (g *governed) everyone() []*governedService {
 
 // count stops the services, takes all messages out of all queues, and notes the fate of each
 // message.
-func (g *governed) count() {
-	t := g.t
-	t.Helper()
+func (g *cell) count() {
+	g.t.Helper()
 	var stopped sync.WaitGroup
+	owner, queues := map[string]string{}, map[string]bool{catchAll: true}
 	for _, s := range g.everyone() {
-		stopped.Go(s.stop)
+		if s.service != nil {
+			stopped.Go(s.service.Stop)
+		}
+		owner[s.queue], owner[s.plan.Dead.RoutingKey] = s.queue, s.queue
+		queues[s.queue] = true
+		for _, q := range s.plan.Queues {
+			queues[q.Name] = true
+		}
 	}
 	stopped.Wait()
 	places := map[string][]string{} // queues where a message was, by its payload
 	var held map[string]int
 	for {
-		found := g.drain(places)
+		found := g.drain(slices.Sorted(maps.Keys(queues)), places)
 		if held != nil && found == 0 {
 			break
 		}
@@ -369,86 +353,64 @@ func (g *governed) count() {
 			held = g.held()
 		}
 	}
-	owner := map[string]string{}
-	for _, s := range g.everyone() {
-		owner[s.queue], owner[s.plan.Dead.RoutingKey] = s.queue, s.queue
-	}
 	for _, s := range g.everyone() {
 		for id := range s.foreign {
 			places[id] = append(places[id], s.queue)
 		}
 	}
 	for _, s := range g.services {
-		s.locate(places, held, owner)
+		s.judge(places, held, owner)
 	}
 }
 
-// locate notes where the messages of a service are.
-func (s *governedService) locate(
+// judge notes what has become of the messages of a service that have not ended as they should.
+func (s *governed) judge(
 	places map[string][]string, held map[string]int, owner map[string]string,
 ) {
 	if s.refusal != nil {
+		s.harm["refused at the start: "+s.refusal.Error()]++
 		return
 	}
+	lost := 0
 	for n := range perService {
-		at := places[s.id(n)]
-		own := slices.DeleteFunc(slices.Clone(at),
-			func(queue string) bool { return owner[queue] != "" && owner[queue] != s.queue })
+		id, at := s.id(n), places[s.id(n)]
 		for _, queue := range at {
-			switch {
-			case owner[queue] == "" || owner[queue] == s.queue:
-			case s.calls[s.id(n)] > 0:
-				s.begun = append(s.begun, s.id(n)+" in "+queue)
-			default:
-				s.strays = append(s.strays, s.id(n)+" in "+queue)
+			if owner[queue] != "" && owner[queue] != s.queue {
+				s.harm["to another service"]++
+				if s.calls[id] > 0 {
+					s.begun = append(s.begun, id+" in "+queue)
+				}
 			}
 		}
 		switch {
-		case s.handled[s.id(n)]:
-			s.places["handled"]++
-		case !s.entered[s.id(n)] && len(at) == 0:
-			s.places["refused"]++
+		case s.handled[id], slices.Contains(at, s.plan.Dead.RoutingKey):
+		case !s.entered[id] && len(at) == 0:
+			s.harm["refused"]++
 		case len(at) == 0:
-			s.lost++
-		case len(own) > 0:
-			s.places[s.word(own)]++
+			lost++
+		case owner[at[0]] == "" || owner[at[0]] == s.queue:
+			s.harm["in "+at[0]]++
 		}
 	}
 	for _, q := range s.plan.Queues {
-		kept := min(held[q.Name], s.lost) // which of them the broker does not tell
-		s.lost -= kept
-		if kept > 0 {
-			s.places["held"] += kept
+		if kept := min(held[q.Name], lost); kept > 0 { // which of them the broker does not tell
+			s.harm["held"] += kept
+			lost -= kept
 		}
 	}
-}
-
-// word says in which sort of queue a message is: the best of those where copies of it are.
-func (s *governedService) word(queues []string) string {
-	for _, place := range []struct {
-		word string
-		has  func(queue string) bool
-	}{
-		{"dead", func(queue string) bool { return queue == s.plan.Dead.RoutingKey }},
-		{"queued", func(queue string) bool { return queue == s.queue }},
-		{"waiting", func(queue string) bool {
-			return slices.ContainsFunc(s.plan.Queues,
-				func(q topology.Queue) bool { return q.Name == queue && q.Delay > 0 })
-		}},
-		{"stranded", func(queue string) bool { return strings.HasSuffix(queue, ".stranded") }},
-	} {
-		if slices.ContainsFunc(queues, place.has) {
-			return place.word
-		}
+	if lost > 0 {
+		s.harm["lost"] = lost
 	}
-	return "elsewhere"
+	if more := len(s.handled) - perService/2; more > 0 {
+		s.harm["handled that should be dead"] = more
+	}
 }
 
 // missing reports whether a message of some service is in no queue, and was not handled.
-func (g *governed) missing(places map[string][]string) bool {
-	return slices.ContainsFunc(g.services, func(s *governedService) bool {
-		for n := range perService {
-			if s.entered[s.id(n)] && !s.handled[s.id(n)] && len(places[s.id(n)]) == 0 {
+func (g *cell) missing(places map[string][]string) bool {
+	return slices.ContainsFunc(g.services, func(s *governed) bool {
+		for id := range s.entered {
+			if !s.handled[id] && len(places[id]) == 0 {
 				return true
 			}
 		}
@@ -456,24 +418,15 @@ func (g *governed) missing(places map[string][]string) bool {
 	})
 }
 
-// drain takes all messages out of the queues of the virtual host, and returns their number.
-func (g *governed) drain(places map[string][]string) int {
-	t := g.t
-	t.Helper()
+// drain takes all messages out of queues, and returns their number.
+func (g *cell) drain(queues []string, places map[string][]string) (found int) {
+	g.t.Helper()
 	conn, err := amqp.Dial(g.url)
-	require.NoError(t, err)
+	require.NoError(g.t, err)
 	defer func() { _ = conn.CloseDeadline(time.Now().Add(time.Second)) }()
-	names := map[string]bool{catchAll: true}
-	for _, s := range g.everyone() {
-		names[s.queue] = true
-		for _, q := range s.plan.Queues {
-			names[q.Name] = true
-		}
-	}
-	found := 0
-	for _, name := range slices.Sorted(maps.Keys(names)) {
+	for _, name := range queues {
 		ch, err := conn.Channel()
-		require.NoError(t, err)
+		require.NoError(g.t, err)
 		for {
 			d, ok, err := ch.Get(name, true)
 			if err != nil || !ok {
@@ -491,9 +444,9 @@ var heldIn = regexp.MustCompile(`\{<<"([^"]*)">>,(\d+)\}`)
 
 // held returns how many messages quorum queues keep because they cannot place them. AMQP counts
 // them nowhere (F5), and the management API seconds late.
-func (g *governed) held() map[string]int {
+func (g *cell) held() map[string]int {
 	g.t.Helper()
-	said := g.broker.node.Ctl(g.t, "eval", fmt.Sprintf(`[begin
+	said := g.node.Ctl(g.t, "eval", fmt.Sprintf(`[begin
 		{ok, {_, {N, _}}, _} = ra:local_query(amqqueue:get_pid(Q), fun rabbit_fifo:query_stat_dlx/1),
 		{element(4, amqqueue:get_name(Q)), N}
 	end || Q <- rabbit_amqqueue:list(<<%q>>),

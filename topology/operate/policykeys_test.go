@@ -175,7 +175,6 @@ func TestNoPolicyKeyTakesAMessageThatVerifyHasNotWarnedOf(t *testing.T) {
 	node, api := testbroker.Managed(t, `{channel_tick_interval, 500},
 		{dead_letter_worker_publisher_confirm_timeout, 3000},
 		{permit_deprecated_features, #{queue_master_locator => true}}`)
-	broker := &managed{node: node, api: api}
 	keys := policyKeys(t, node)
 	known := slices.Concat(keys["policy"], keys["operator policy"])
 	for _, key := range known {
@@ -200,7 +199,8 @@ func TestNoPolicyKeyTakesAMessageThatVerifyHasNotWarnedOf(t *testing.T) {
 			t.Parallel()
 			cells <- struct{}{}
 			defer func() { <-cells }()
-			g := r.run(t, broker, fmt.Sprintf("cell-%d", i), long)
+			g := newCell(t, node, api, fmt.Sprintf("cell-%d", i), r.policy, r.operator)
+			r.run(g, long)
 			for _, s := range g.services {
 				r.check(t, s, string(guarantees))
 			}
@@ -243,10 +243,8 @@ func (c keyCase) String() string {
 func (r keyRun) String() string { return strings.TrimSpace(r.kind + " " + r.keyCase.String()) }
 
 // run sends the messages through every strategy under the policy.
-func (r keyRun) run(t *testing.T, broker *managed, vhost string, long bool) *governed {
-	g := govern(t, broker, vhost, r.policy, r.operator)
-	t.Cleanup(func() { testbroker.Remove(t, broker.api, "vhosts", vhost) })
-	all := governedStrategies()
+func (r keyRun) run(g *cell, long bool) {
+	all := cellStrategies()
 	names := quickStrategies
 	if long {
 		names = slices.Sorted(maps.Keys(all))
@@ -259,30 +257,29 @@ func (r keyRun) run(t *testing.T, broker *managed, vhost string, long bool) *gov
 		g.receiveStrays(r.victim, all)
 	}
 	for _, s := range g.services {
-		s.serve(t, s.handler(r.hold))
+		s.serve(g.t, r.hold)
 		if r.vanish {
 			g.deleteWaitQueues(s)
 		}
 	}
 	var filling sync.WaitGroup
 	for _, s := range g.services {
-		filling.Go(func() { s.fill(t, g.url) })
+		filling.Go(func() { s.fill(g.t, g.url) })
 	}
 	filling.Wait()
 	for n := range r.cuts {
-		g.await("the first messages", func(s *governedService) bool { return s.callsOf(0) > n })
-		broker.node.Ctl(t, "close_all_connections", "--vhost", vhost, "the test")
+		g.await("the first messages", func(s *governed) bool { return s.callsOf(0) > n })
+		g.node.Ctl(g.t, "close_all_connections", "--vhost", g.vhost, "the test")
 	}
-	g.await("every message", (*governedService).done)
+	g.await("every message", (*governed).done)
 	if r.late > 0 {
 		<-time.After(r.late)
 	}
 	g.count()
-	return g
 }
 
 // deleteWaitQueues lets the wait queues of a service vanish while it consumes.
-func (g *governed) deleteWaitQueues(s *governedService) {
+func (g *cell) deleteWaitQueues(s *governed) {
 	g.t.Helper()
 	g.change(func(ch *amqp.Channel) error {
 		var problems []error
@@ -310,17 +307,17 @@ func (r keyRun) hold(ctx context.Context, calls int) {
 }
 
 // await waits until the condition is true of every service, or the service makes no progress.
-func (g *governed) await(what string, cond func(s *governedService) bool) {
+func (g *cell) await(what string, cond func(s *governed) bool) {
 	g.t.Helper()
 	testbroker.WaitFor(g.t, what, 2*rig.Patience, func() bool {
 		return !slices.ContainsFunc(g.services,
-			func(s *governedService) bool { return !cond(s) && !s.done() })
+			func(s *governed) bool { return !cond(s) && !s.done() })
 	})
 }
 
 // receiveStrays makes another service. One of PerQueue has been moved there from each of the other
 // strategies, and their bindings were left.
-func (g *governed) receiveStrays(strategy string, all map[string]topology.Strategy) {
+func (g *cell) receiveStrays(strategy string, all map[string]topology.Strategy) {
 	g.t.Helper()
 	g.victim = g.declare(strategy, victim, all[strategy])
 	require.NoError(g.t, g.victim.refusal)
@@ -337,57 +334,31 @@ func (g *governed) receiveStrays(strategy string, all map[string]topology.Strate
 			}
 		}
 	}
-	g.victim.serve(g.t, g.victim.handler(nil))
+	g.victim.serve(g.t, nil)
 }
 
 // check fails the test where something has become of a message that Verify has not said.
-func (r keyRun) check(t *testing.T, s *governedService, guarantees string) {
+func (r keyRun) check(t *testing.T, s *governed, guarantees string) {
 	t.Helper()
-	harm := s.harm()
-	if s.refusal != nil {
-		harm = "refused: " + s.refusal.Error()
-	}
 	switch {
-	case r.key == "" && (harm != "" || len(s.critical) > 0):
-		t.Errorf("without a policy: %s: %s, and Verify says %v", s.name, harm, s.critical)
-	case harm == "":
+	case r.key == "":
+		require.Empty(t, s.harm, "without a policy: %s", s.name)
+		require.Empty(t, s.critical, "without a policy: %s", s.name)
+	case len(s.harm) == 0:
 		for _, f := range s.critical {
 			t.Logf("nothing has happened to %s, though Verify says: %s", s.name, f)
 		}
-		return
 	// The Subscriber of the victim knows the messages by its own plan.
 	case len(s.begun) > 0 && s.name == r.victim && r.victim != "quorum":
 		t.Errorf("%s: %s: messages that were handled before have gone to another service: %v", r, s.name,
 			s.begun)
 	case s.refusal == nil && len(s.critical) == 0:
-		t.Errorf("%s: %s: %s, and Verify has said nothing of it that is critical: %v", r, s.name, harm,
-			s.critical)
+		t.Errorf("%s: %s: %v, and Verify has said nothing of it that is critical", r, s.name, s.harm)
 	case !r.namedIn(guarantees):
-		t.Errorf("%s: %s: %s, and docs/guarantees.md names none of the keys", r, s.name, harm)
+		t.Errorf("%s: %s: %v, and docs/guarantees.md names none of the keys", r, s.name, s.harm)
 	default:
-		return
+		t.Logf("%s: %v, as Verify has said", s.name, s.harm)
 	}
-	s.logs.Dump(t)
-}
-
-// harm says what has become of messages that have not ended as they should; "" where nothing has.
-func (s *governedService) harm() string {
-	var parts []string
-	if s.lost > 0 {
-		parts = append(parts, fmt.Sprintf("%d lost", s.lost))
-	}
-	for _, place := range []string{"stranded", "elsewhere", "queued", "waiting", "held", "refused"} {
-		if n := s.places[place]; n > 0 {
-			parts = append(parts, fmt.Sprintf("%d %s", n, place))
-		}
-	}
-	if s.refusal == nil && s.places["handled"] > perService/2 {
-		parts = append(parts, "more handled than should be")
-	}
-	if n := len(s.begun) + len(s.strays); n > 0 {
-		parts = append(parts, fmt.Sprintf("%d to another service", n))
-	}
-	return strings.Join(parts, ", ")
 }
 
 // namedIn reports whether a page has a key of the policy in a code span, not as a part of another
