@@ -1,7 +1,6 @@
 package page
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"html/template"
@@ -33,7 +32,7 @@ func (h *Handler) actionRoutes() []route {
 		{pattern: "POST /action/rehearse", role: RoleAct, serve: h.rehearse, most: maxEdit},
 		{pattern: "POST /action/start", role: RoleAct, serve: h.start},
 		{pattern: "POST /action/stop", role: RoleAct, serve: h.stop},
-		{pattern: "POST /action/resume", role: RoleAct, serve: h.again((*job.Manager).Resume)},
+		{pattern: "POST /action/resume", role: RoleAct, serve: h.resume},
 	}
 }
 
@@ -88,13 +87,6 @@ func (h *Handler) showJobs() {
 		default:
 			h.hub.drop(name)
 		}
-	}
-}
-
-func (h *Handler) sendPart(name, part string, data any) {
-	var html bytes.Buffer
-	if h.pages.ExecuteTemplate(&html, part, data) == nil {
-		h.hub.send(name, html.Bytes())
 	}
 }
 
@@ -194,17 +186,13 @@ func (h *Handler) stop(w http.ResponseWriter, r *http.Request) error {
 	return h.toAction(w, r, a.ID)
 }
 
-// again rehearses what follows an action.
-func (h *Handler) again(
-	rehearse func(m *job.Manager, ctx context.Context, who, id string) (job.Rehearsal, error),
-) func(w http.ResponseWriter, r *http.Request) error {
-	return func(w http.ResponseWriter, r *http.Request) error {
-		found, err := rehearse(h.jobs, r.Context(), visitOf(r).who.name, r.PostForm.Get("id"))
-		if err != nil {
-			return actFailure(err)
-		}
-		return h.toAction(w, r, found.ID)
+// resume rehearses the rest of an action.
+func (h *Handler) resume(w http.ResponseWriter, r *http.Request) error {
+	found, err := h.jobs.Resume(r.Context(), visitOf(r).who.name, r.PostForm.Get("id"))
+	if err != nil {
+		return actFailure(err)
 	}
+	return h.toAction(w, r, found.ID)
 }
 
 func (h *Handler) actionsPage(w http.ResponseWriter, r *http.Request) error {

@@ -6,7 +6,6 @@ import (
 	"html/template"
 	"maps"
 	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -312,11 +311,7 @@ func letterRowOf(src *source, s *stub, d *detail) letterRow {
 }
 
 // Address is the address of the letter's page.
-func (l letterRow) Address() template.URL {
-	return template.URL(url.Values{
-		"dead": {l.Dead}, "id": {l.ID}, "position": {strconv.Itoa(l.Position)},
-	}.Encode())
-}
+func (l letterRow) Address() template.URL { return letterAt(l.Dead, l.ID, l.Position) }
 
 // lookDead looks at the dead-letter queues of a form's filter.
 func (h *Handler) lookDead(w http.ResponseWriter, r *http.Request) error {

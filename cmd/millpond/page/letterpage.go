@@ -46,9 +46,11 @@ type attempt struct {
 }
 
 // Address is the address of the page.
-func (v letterView) Address() template.URL {
+func (v letterView) Address() template.URL { return letterAt(v.Dead, v.ID, v.Position) }
+
+func letterAt(dead, id string, position int) template.URL {
 	return template.URL(url.Values{
-		"dead": {v.Dead}, "id": {v.ID}, "position": {strconv.Itoa(v.Position)},
+		"dead": {dead}, "id": {id}, "position": {strconv.Itoa(position)},
 	}.Encode())
 }
 

@@ -1,7 +1,6 @@
 package page
 
 import (
-	"bytes"
 	"net/http"
 	"time"
 
@@ -18,12 +17,7 @@ func (h *Handler) now(w http.ResponseWriter, r *http.Request) error {
 }
 
 // showNow sends the part of the page that changes to all open pages.
-func (h *Handler) showNow(s *sight) {
-	var part bytes.Buffer
-	if err := h.pages.ExecuteTemplate(&part, "now-part", h.overview(s)); err == nil {
-		h.hub.send("now", part.Bytes())
-	}
-}
+func (h *Handler) showNow(s *sight) { h.sendPart("now", "now-part", h.overview(s)) }
 
 // nowView is a sight as the first page shows it.
 type nowView struct {

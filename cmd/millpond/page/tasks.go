@@ -1,7 +1,6 @@
 package page
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -194,12 +193,7 @@ func (h *Handler) runTask(t *task, f func(context.Context, func(string)) (any, e
 }
 
 // showTask sends the progress to all pages that show it.
-func (h *Handler) showTask(t *task) {
-	var part bytes.Buffer
-	if err := h.pages.ExecuteTemplate(&part, "task-part", t); err == nil {
-		h.hub.send(t.name, part.Bytes())
-	}
-}
+func (h *Handler) showTask(t *task) { h.sendPart(t.name, "task-part", t) }
 
 // counted is the progress of a look at messages.
 func counted(n int, one string) string { return fmt.Sprintf("%s so far", plural(n, one)) }

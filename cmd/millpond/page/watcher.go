@@ -177,6 +177,14 @@ func (h *hub) send(name string, html []byte) {
 	h.changed = make(chan struct{})
 }
 
+// sendPart shows a template on all open pages.
+func (h *Handler) sendPart(name, part string, data any) {
+	var html bytes.Buffer
+	if h.pages.ExecuteTemplate(&html, part, data) == nil {
+		h.hub.send(name, html.Bytes())
+	}
+}
+
 // drop forgets a part that does not change any more.
 func (h *hub) drop(name string) {
 	h.mu.Lock()
