@@ -48,23 +48,20 @@ func (a app) brakeList() *cli.Command {
 			"whom, why, and which process probes",
 		ArgsUsage: "[NAME…]", ShellComplete: a.completeBrakes,
 		Description: "Without the management API only named brakes are listed.",
-		Action: func(ctx context.Context, c *cli.Command) (err error) {
-			s, err := a.open(ctx, c)
-			if err != nil {
-				return err
-			}
-			defer func() { err = errors.Join(err, s.operator.Close()) }()
-			states, err := s.brakesOf(ctx, c.Args().Slice())
-			switch {
-			case err != nil && len(states) == 0:
-				return err
-			case c.Bool(flagJSON):
-				return errors.Join(err, a.printJSON(orEmpty(states)))
-			case len(states) == 0:
-				fmt.Fprintf(a.out, "virtual host %q has no brake\n", s.vhost.Name)
-				return err
-			}
-			return errors.Join(err, a.brakeTable(states))
+		Action: func(ctx context.Context, c *cli.Command) error {
+			return a.opened(ctx, c, func(s *session) error {
+				states, err := s.brakesOf(ctx, c.Args().Slice())
+				switch {
+				case err != nil && len(states) == 0:
+					return err
+				case c.Bool(flagJSON):
+					return errors.Join(err, a.printJSON(orEmpty(states)))
+				case len(states) == 0:
+					fmt.Fprintf(a.out, "virtual host %q has no brake\n", s.vhost.Name)
+					return err
+				}
+				return errors.Join(err, a.brakeTable(states))
+			})
 		},
 	}
 }

@@ -18,13 +18,13 @@ import (
 // show it until it is started.
 func TestBrakeByHand(t *testing.T) {
 	t.Parallel()
-	node, api := testbroker.Managed(t, "")
-	url := onOneHost(t, node.URL(), api)
+	h := newHouse(t)
+	url := h.url
 	at := regexp.MustCompile(`\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?Z`)
 	ask := func(args ...string) outcome {
 		t.Helper()
 		o := tool(t, url, "", append([]string{"--url", url}, args...)...)
-		o.out = at.ReplaceAllString(o.out, "<time>")
+		o.out = narrow(at.ReplaceAllString(o.out, "<time>"))
 		return o
 	}
 	done := func(out string) outcome { return outcome{out: out} }
@@ -36,13 +36,13 @@ func TestBrakeByHand(t *testing.T) {
 		"no process shares this brake now: the processes that start later stop; if some are up, the "+
 		"name is wrong\n"),
 		ask("brake", "stop", "payments", "--for", "2h", "--by", "anna", "--cause", "it \x1b[2Jmoves"))
-	ch := testbroker.Channel(t, node.URL())
+	ch := testbroker.Channel(t, h.URL)
 	require.NoError(t, fleet.Declare(ch, "mail of the shop"))
 	table := done("brake  state  since  by  cause  probes\n" +
 		"payments  stopped by hand  <time>  anna  it  [2Jmoves  from <time>\n" +
 		"mail of the shop  open  -  -  -  -\n")
-	require.Equal(t, table, narrow(ask("brake", "list")))
-	require.Equal(t, table, narrow(ask("brake", "list", "mail of the shop", "payments")))
+	require.Equal(t, table, ask("brake", "list"))
+	require.Equal(t, table, ask("brake", "list", "mail of the shop", "payments"))
 	const line = "stopped: brake payments since <time> by anna, by hand, until <time>: " +
 		"it  [2Jmoves; start it before with millpond brake start\n"
 	require.Equal(t, line, firstLine(ask("status").out))
@@ -61,12 +61,6 @@ func TestBrakeByHand(t *testing.T) {
 		ask("brake", "start", "payments"))
 	require.Equal(t, done("brake payments was not stopped\n"), ask("brake", "start", "payments"))
 	require.NotContains(t, ask("status").out, "stopped")
-}
-
-// narrow leaves two spaces between the columns of a table.
-func narrow(o outcome) outcome {
-	o.out = regexp.MustCompile(` {3,}`).ReplaceAllString(o.out, "  ")
-	return o
 }
 
 func firstLine(text string) string {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
@@ -19,11 +21,10 @@ import (
 // and starts it, then both services do.
 func TestAStoppedBrakeIsShownByTheTool(t *testing.T) {
 	t.Parallel()
-	node, api := testbroker.Managed(t, "")
-	url := onOneHost(t, node.URL(), api)
+	h := newHouse(t)
 	ask := func(args ...string) string {
 		t.Helper()
-		o := tool(t, url, "", append([]string{"--url", url}, args...)...)
+		o := tool(t, h.url, "", append([]string{"--url", h.url}, args...)...)
 		require.Zero(t, o.code, o.err)
 		require.Empty(t, o.err)
 		return o.out
@@ -33,10 +34,10 @@ func TestAStoppedBrakeIsShownByTheTool(t *testing.T) {
 	var logs *rig.Logs // of one of them
 	for queue, count := range handled {
 		logs = rig.StartBraked(t, rig.Braked{
-			URL: node.URL(), Queue: queue, Name: "payments", Instance: "shop " + queue,
+			URL: h.URL, Queue: queue, Name: "payments", Instance: "shop " + queue,
 			Handle: func(*message.Message) error {
 				if out.Load() {
-					return errClosed
+					return shop.ErrClosed
 				}
 				count.Add(1)
 				return nil
@@ -46,11 +47,7 @@ func TestAStoppedBrakeIsShownByTheTool(t *testing.T) {
 	send := func(n int) {
 		t.Helper()
 		for queue := range handled {
-			for range n {
-				rig.Publish(t, node.URL(), "", queue, amqp.Publishing{
-					Body: []byte("an order"), DeliveryMode: amqp.Persistent,
-				})
-			}
+			h.Post(queue, slices.Repeat([]amqp.Publishing{rig.Message("an order")}, n)...)
 		}
 	}
 	both := func(n int64) bool {

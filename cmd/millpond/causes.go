@@ -1,17 +1,13 @@
 package main
 
 import (
-	"cmp"
 	"context"
-	"fmt"
-	"maps"
 	"slices"
 	"strconv"
-	"strings"
-	"time"
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -33,40 +29,11 @@ func (a app) deadGroups() *cli.Command {
 	}
 }
 
-// groupJSON is an operate.Group.
-type groupJSON struct {
-	Group    string         `json:"group,omitempty"`
-	Error    string         `json:"error"`
-	Count    int            `json:"count"`
-	First    *time.Time     `json:"first,omitempty"`
-	Last     *time.Time     `json:"last,omitempty"`
-	Queues   map[string]int `json:"queues"`
-	Handlers map[string]int `json:"handlers"`
-	Reasons  map[string]int `json:"reasons"`
-	Sample   sampleJSON     `json:"sample"`
-}
-
-type sampleJSON struct {
-	ID       string `json:"id"`
-	Position int    `json:"position"`
-	Error    string `json:"error,omitempty"`
-}
-
 // groups writes groups of the dead letters of a queue. The column of the queues is there only where
 // the letters are not all of that queue.
 func (a app) groups(c *cli.Command, queue string, groups []operate.Group) error {
 	if c.Bool(flagJSON) {
-		list := make([]groupJSON, len(groups))
-		for i, g := range groups {
-			list[i] = groupJSON{
-				Group: g.ID, Error: g.Error, Count: g.Count, Queues: g.Queues, Handlers: g.Handlers,
-				Reasons: g.Reasons, Sample: sampleJSON(g.Sample),
-			}
-			if !g.First.IsZero() {
-				list[i].First, list[i].Last = &g.First, &g.Last
-			}
-		}
-		return a.printJSON(list)
+		return a.printJSON(groups)
 	}
 	if len(groups) == 0 {
 		return a.noLetters()
@@ -92,21 +59,6 @@ func (a app) groups(c *cli.Command, queue string, groups []operate.Group) error 
 	return a.table(rows)
 }
 
-// shares writes a name alone, and several with their counts, the largest first.
 func shares(counts map[string]int) string {
-	const shown = 3
-	names := slices.SortedFunc(maps.Keys(counts), func(x, y string) int {
-		return cmp.Or(counts[y]-counts[x], strings.Compare(x, y))
-	})
-	if len(names) == 1 {
-		return orDash(names[0])
-	}
-	var list []string
-	for _, name := range names[:min(len(names), shown)] {
-		list = append(list, fmt.Sprintf("%s %d", orDash(name), counts[name]))
-	}
-	if left := len(names) - shown; left > 0 {
-		list = append(list, fmt.Sprintf("%d more", left))
-	}
-	return strings.Join(list, ", ")
+	return overview.Shares(counts, orDash, strconv.Itoa)
 }

@@ -11,7 +11,7 @@ import (
 	"strings"
 
 	jsonpatch "github.com/evanphx/json-patch/v5"
-	"github.com/millpond-go/millpond/cmd/millpond/internal/headertext"
+	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/urfave/cli/v3"
 )
@@ -27,7 +27,7 @@ type changes struct {
 func changesOf(c *cli.Command) (*changes, error) {
 	made := &changes{set: amqp.Table{}, unset: c.StringSlice("unset-header")}
 	for _, text := range c.StringSlice("set-header") {
-		key, value, err := headertext.Parse(text)
+		key, value, err := lettertext.ParseHeader(text)
 		if err != nil {
 			return nil, usage("--set-header: %v", err)
 		}
@@ -37,7 +37,7 @@ func changesOf(c *cli.Command) (*changes, error) {
 		made.set[key] = value
 	}
 	for _, key := range made.unset {
-		if err := headertext.Check(key); err != nil {
+		if err := lettertext.Check(key); err != nil {
 			return nil, usage("--unset-header: %v", err)
 		}
 	}

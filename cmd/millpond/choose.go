@@ -179,10 +179,15 @@ func (a app) byPosition(ctx context.Context, l *letters) (*places, error) {
 }
 
 // filterFlags choose letters.
-func filterFlags() []cli.Flag {
-	return []cli.Flag{
+func filterFlags() []cli.Flag { return conditions("letter", "dead-lettered") }
+
+// conditions are the flags of a filter, all of them or those with these names. died is what became
+// of a message at --since.
+func conditions(one, died string, names ...string) []cli.Flag {
+	place := map[string]string{"letter": ", or at this position"}[one]
+	all := []cli.Flag{
 		&cli.StringSliceFlag{
-			Name: "id", Usage: "the letter with this `ID`, or at this position; may be repeated",
+			Name: "id", Usage: "the " + one + " with this `ID`" + place + "; may be repeated",
 		},
 		&cli.StringFlag{Name: "reason", Usage: "of the dead letter: permanent, exhausted, max_age …"},
 		&cli.StringFlag{
@@ -190,10 +195,10 @@ func filterFlags() []cli.Flag {
 		},
 		&cli.StringFlag{Name: "handler", Usage: "`NAME` of the handler that gave up"},
 		&cli.StringFlag{
-			Name: "since", Usage: "dead-lettered at this `TIME` or later: " +
+			Name: "since", Usage: died + " at this `TIME` or later: " +
 				"2026-03-01, 2026-03-01T12:00:00Z, or 2h for two hours ago",
 		},
-		&cli.StringFlag{Name: "until", Usage: "dead-lettered before this `TIME`"},
+		&cli.StringFlag{Name: "until", Usage: died + " before this `TIME`"},
 		&cli.StringSliceFlag{
 			Name: "header", Usage: "the message has this header, `K=V`, or K=/a regular expression/; may " +
 				"be repeated",
@@ -203,28 +208,25 @@ func filterFlags() []cli.Flag {
 				`which \xff is the byte 255 of a payload that is not UTF-8`,
 		},
 		&cli.StringFlag{Name: "group", Usage: "of the group with this `ID`, which dead groups prints"},
-		&cli.IntFlag{Name: "limit", Usage: "at most `N` letters, the oldest"},
+		&cli.IntFlag{Name: "limit", Usage: "at most `N` " + one + "s, the oldest"},
 	}
+	return slices.DeleteFunc(all, func(f cli.Flag) bool {
+		return len(names) > 0 && !slices.Contains(names, f.Names()[0])
+	})
 }
 
 // filterOf reads the flags; times ago are counted from now.
 func filterOf(c *cli.Command, now time.Time) (f operate.Filter, limit int, err error) {
 	for _, name := range flagNames(filterFlags()) {
-		// An empty text would choose all: a variable of a script that is not set, for example.
-		if texts, _ := c.Value(name).([]string); c.IsSet(name) && slices.Contains(texts, "") ||
-			c.IsSet(name) && c.Value(name) == "" {
-			return f, 0, usage("--%s is empty: name a value, or leave it out", name)
-		}
-	}
-	for _, name := range flagNames(filterFlags()) {
-		values := []string{c.String(name)}
-		if list, several := c.Value(name).([]string); several {
-			values = list
+		values, several := c.Value(name).([]string)
+		if !several {
+			values = []string{c.String(name)}
 		}
 		for _, value := range values {
-			if value == "" || name == "limit" {
+			if name == "limit" || !c.IsSet(name) {
 				continue
 			}
+			// An empty text would choose all: a variable of a script that is not set, for example.
 			if err := f.Set(name, value, now); err != nil {
 				return f, 0, usage("--%v", err)
 			}

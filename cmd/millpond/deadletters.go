@@ -11,11 +11,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 	"unicode/utf8"
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
 	"github.com/millpond-go/millpond/internal/excerpt"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
@@ -32,37 +32,19 @@ func (a app) dead() *cli.Command {
 	}
 }
 
-// letterJSON is a letter in a list.
-type letterJSON struct {
-	Position int                   `json:"position"`
-	ID       string                `json:"id"`
-	DeadAt   *time.Time            `json:"dead_at,omitempty"`
-	Attempts int                   `json:"attempts"`
-	Reason   header.Reason         `json:"reason,omitempty"`
-	Error    string                `json:"error,omitempty"`
-	Class    header.Class          `json:"class,omitempty"`
-	Handler  string                `json:"handler,omitempty"`
-	Queue    string                `json:"queue,omitempty"`
-	Replays  int                   `json:"replays"`
-	Origin   string                `json:"origin,omitempty"`
-	Deadline *time.Time            `json:"deadline,omitempty"`
-	From     string                `json:"deadline_from,omitempty"`
-	History  []header.AttemptError `json:"history,omitempty"`
-	Message  json.RawMessage       `json:"message,omitempty"`
+// shownJSON is a dead letter or a stranded message with everything.
+type shownJSON struct {
+	operate.StrandedMessage
+	Origin  string          `json:"origin"`
+	Message json.RawMessage `json:"message"`
 }
 
-func jsonOf(l operate.Letter) letterJSON {
-	j := letterJSON{
-		Position: l.Position, ID: l.ID, Attempts: l.Attempts, Reason: l.Reason, Error: l.Error,
-		Class: l.Class, Handler: l.Handler, Queue: l.Queue, Replays: l.Replays,
+func (a app) showJSON(m operate.StrandedMessage) error {
+	message, err := operate.Encode(m.Delivery)
+	if err != nil {
+		return err
 	}
-	if !l.DeadAt.IsZero() {
-		j.DeadAt = &l.DeadAt
-	}
-	if !l.Deadline.IsZero() {
-		j.Deadline, j.From = &l.Deadline, l.DeadlineFrom
-	}
-	return j
+	return a.printJSON(shownJSON{m, m.OriginExchange + " " + m.OriginRoutingKey, message})
 }
 
 func (a app) deadList() *cli.Command {
@@ -85,7 +67,8 @@ func (a app) list(c *cli.Command, letters iter.Seq2[operate.Letter, error]) erro
 			return err
 		}
 		if c.Bool(flagJSON) {
-			if err := a.printLine(jsonOf(l)); err != nil {
+			l.History = nil
+			if err := a.printLine(l); err != nil {
 				return err
 			}
 			continue
@@ -157,43 +140,52 @@ func fullPayload() cli.Flag {
 // showAll shows the letters that the filter chooses, and counts them.
 func (a app) showAll(ctx context.Context, c *cli.Command, l *letters) (found int, err error) {
 	for letter, err := range l.operator.Dead(ctx, l.plan, l.filter, 0) {
+		if err == nil {
+			err = a.show(c, found, operate.StrandedMessage{Letter: letter})
+		}
 		if err != nil {
 			return found, err
 		}
-		if found++; found > 1 {
-			fmt.Fprintln(a.out)
-		}
-		if err := a.show(c, letter); err != nil {
-			return found, err
-		}
+		found++
 	}
 	return found, nil
 }
 
-func (a app) show(c *cli.Command, l operate.Letter) error {
+// show shows a dead letter or a stranded message after so many others.
+func (a app) show(c *cli.Command, others int, m operate.StrandedMessage) error {
 	if c.Bool(flagJSON) {
-		j := jsonOf(l)
-		j.History, j.Origin = l.History, l.OriginExchange+" "+l.OriginRoutingKey
-		var err error
-		if j.Message, err = operate.Encode(l.Delivery); err != nil {
-			return err
-		}
-		return a.printJSON(j)
+		return a.showJSON(m)
 	}
+	if others > 0 {
+		fmt.Fprintln(a.out)
+	}
+	attempts := strconv.Itoa(m.Attempts)
 	rows := [][]string{
-		{"id", l.ID},
-		{"position", strconv.Itoa(l.Position)},
-		{"queue", orDash(l.Queue)},
-		{"dead at", when(l.DeadAt)},
-		{"reason", orDash(string(l.Reason))},
-		{"attempts", strconv.Itoa(l.Attempts)},
-		{"handler", orDash(l.Handler)},
-		{"class", orDash(string(l.Class))},
-		{"error", orDash(l.Error)},
-		{"replays", strconv.Itoa(l.Replays)},
-		{"origin", fmt.Sprintf("exchange %q, routing key %q", l.OriginExchange, l.OriginRoutingKey)},
+		{"id", m.ID},
+		{"position", strconv.Itoa(m.Position)},
+		{"queue", orDash(m.Queue)},
+		{"dead at", when(m.DeadAt)},
+		{"reason", orDash(string(m.Reason))},
+		{"attempts", attempts},
 	}
-	return a.details(c, l, rows)
+	if m.Cause != "" { // it is stranded
+		rows = [][]string{
+			{"id", m.ID},
+			{"for queue", orUnknown(m.Queue)},
+			{"stranded at", orUnknown(since(m.DeadAt))},
+			{"cause", string(m.Cause)},
+			{"why", m.Why},
+			{"wait queue", orUnknown(m.WaitQueue)},
+			{"failures", attempts},
+		}
+	}
+	return a.details(c, m.Letter, append(rows, [][]string{
+		{"handler", orDash(m.Handler)},
+		{"class", orDash(string(m.Class))},
+		{"error", orDash(m.Error)},
+		{"replays", strconv.Itoa(m.Replays)},
+		{"origin", fmt.Sprintf("exchange %q, routing key %q", m.OriginExchange, m.OriginRoutingKey)},
+	}...))
 }
 
 // details prints rows, and below them everything else of a message.
@@ -223,7 +215,7 @@ func (a app) details(c *cli.Command, l operate.Letter, rows [][]string) error {
 	rows = nil
 	for _, key := range slices.Sorted(maps.Keys(d.Headers)) {
 		value := d.Headers[key]
-		rows = append(rows, []string{"  " + key, typeName(value), operate.HeaderText(value)})
+		rows = append(rows, []string{"  " + key, lettertext.TypeName(value), operate.HeaderText(value)})
 	}
 	if err := a.columns(rows, harmless); err != nil {
 		return err
@@ -265,19 +257,6 @@ func (a app) history(entries []header.AttemptError) {
 		})
 	}
 	_ = a.columns(rows, harmless)
-}
-
-func typeName(value any) string {
-	switch value.(type) {
-	case nil:
-		return "void"
-	case []byte:
-		return "bytes"
-	case []any:
-		return "array"
-	}
-	name := fmt.Sprintf("%T", value)
-	return strings.ToLower(name[strings.LastIndex(name, ".")+1:])
 }
 
 // shownBytes is the most of a payload that is shown without --full, and indented.

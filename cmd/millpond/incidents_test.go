@@ -7,80 +7,46 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill/message"
-	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology/operate"
 )
 
-// incident is a service with a handler, and an engineer on call who knows the broker's URL and
-// follows docs/operations.md to the letter.
-type incident struct {
+// oncall is an engineer who follows docs/operations.md to the letter.
+type oncall struct {
 	*service
-	doc     string
-	folder  string
-	handled sync.Map // by body
-	count   atomic.Int64
+	doc    string
+	folder string // of files that commands write
+}
+
+func newOncall(s *service) *oncall {
+	s.t.Helper()
+	doc, err := os.ReadFile("../../docs/operations.md")
+	require.NoError(s.t, err)
+	return &oncall{s, string(doc), s.t.TempDir()}
+}
+
+// incident is a service of orders, and an engineer on call who knows the broker's URL.
+type incident struct {
+	*oncall
+	*shop.Orders
 }
 
 func newIncident(t *testing.T, handler func(body string) error) *incident {
 	t.Helper()
-	doc, err := os.ReadFile("../../docs/operations.md")
-	require.NoError(t, err)
-	node, api := testbroker.Managed(t, "")
-	i := &incident{
-		service: &service{t: t, url: onOneHost(t, node.URL(), api), queue: "orders", alone: true},
-		doc:     string(doc), folder: t.TempDir(),
+	h := newHouse(t)
+	c := rig.Config{Policy: backoff.List{200 * time.Millisecond, time.Second}}
+	return &incident{
+		newOncall(&service{t: t, url: h.url, queue: "orders", alone: true}), h.Orders(c, handler),
 	}
-	rig.Start(t, rig.Config{
-		URL: node.URL(), Queue: i.queue, Policy: backoff.List{200 * time.Millisecond, time.Second},
-		Configure: unlimited, RetryOptions: []middleware.Option{
-			middleware.WithClassifier(middleware.PermanentErrors(errBroken)),
-		},
-		Handle: func(msg *message.Message) error {
-			if err := handler(string(msg.Payload)); err != nil {
-				return err
-			}
-			if _, twice := i.handled.LoadOrStore(string(msg.Payload), true); !twice {
-				i.count.Add(1)
-			}
-			return nil
-		},
-	})
-	return i
-}
-
-var errBroken = errors.New("cannot parse total")
-
-// orders publishes orders.
-func (i *incident) orders(from, to int) {
-	i.t.Helper()
-	for n := from; n < to; n++ {
-		i.publish(i.queue, amqp.Publishing{
-			MessageId: fmt.Sprint("order-", n), Body: fmt.Appendf(nil, `{"order":%d}`, n),
-			DeliveryMode: amqp.Persistent,
-		})
-	}
-}
-
-func (i *incident) awaitDead(n int) {
-	i.t.Helper()
-	rig.AwaitDepth(i.t, i.url, i.queue+".dlq", n)
-}
-
-func (i *incident) awaitHandled(n int64) {
-	i.t.Helper()
-	testbroker.WaitFor(i.t, fmt.Sprintf("%d orders to be handled", n), patience,
-		func() bool { return i.count.Load() == n })
 }
 
 // argumentsOf splits a command as a shell does; 'in quotes' is one argument.
@@ -99,7 +65,7 @@ func argumentsOf(command string) []string {
 }
 
 // follow runs a command that the document shows, and returns its output.
-func (i *incident) follow(command string) string {
+func (i *oncall) follow(command string) string {
 	i.t.Helper()
 	require.Contains(i.t, i.doc, "$ "+command+"\n", "docs/operations.md shows it")
 	args := argumentsOf(command)
@@ -121,15 +87,15 @@ func TestIncidentBadDeploy(t *testing.T) {
 	var broken atomic.Bool
 	i := newIncident(t, func(string) error {
 		if broken.Load() {
-			return fmt.Errorf("order 17: %w", errBroken)
+			return fmt.Errorf("order 17: %w", shop.ErrBroken)
 		}
 		return nil
 	})
-	i.orders(0, 5)
-	i.awaitHandled(5)
+	i.Place(0, 5)
+	i.AwaitHandled(5)
 	broken.Store(true)
-	i.orders(5, 45)
-	i.awaitDead(40)
+	i.Place(5, 45)
+	i.AwaitDead(40)
 	status := i.follow("millpond status orders")
 	require.Contains(t, status, "orders.dlq")
 	require.NotContains(t, status, "critical")
@@ -139,10 +105,10 @@ func TestIncidentBadDeploy(t *testing.T) {
 	const replay = "millpond dead replay orders --error 'cannot parse total'"
 	require.Contains(t, i.follow(replay+" --dry-run"), "would have replayed 40 dead letters of 40")
 	require.Contains(t, i.follow(replay+" --limit 1"), "replayed 1 dead letter of 40")
-	i.awaitHandled(6)
+	i.AwaitHandled(6)
 	require.Contains(t, i.follow(replay+" --rate 50/s"), "replayed 39 dead letters of 39")
-	i.awaitHandled(45)
-	i.awaitDead(0)
+	i.AwaitHandled(45)
+	i.AwaitDead(0)
 }
 
 // The warehouse is down for longer than the retries last. One letter is tried as a
@@ -157,14 +123,14 @@ func TestIncidentDownstreamOutage(t *testing.T) {
 		}
 		return nil
 	})
-	i.orders(0, 30)
-	i.awaitDead(30)
+	i.Place(0, 30)
+	i.AwaitDead(30)
 	require.Contains(t, i.follow("millpond dead list orders --reason exhausted --since 1h --limit 3"),
 		"connection refused")
 	const replay = "millpond dead replay orders --error 'connection refused'"
 	require.Contains(t, i.follow(replay+" --limit 1"), "replayed 1 dead letter of 30")
-	i.awaitDead(30) // the canary is back
-	var canary letterJSON
+	i.AwaitDead(30) // the canary is back
+	var canary operate.Letter
 	testbroker.WaitFor(t, "the canary's second death", patience, func() bool {
 		for line := range strings.Lines(i.follow("millpond dead list orders --json")) {
 			require.NoError(t, json.Unmarshal([]byte(line), &canary))
@@ -177,8 +143,8 @@ func TestIncidentDownstreamOutage(t *testing.T) {
 	require.Equal(t, 3, canary.Attempts, "its attempts began anew")
 	down.Store(false)
 	require.Contains(t, i.follow(replay+" --rate 20/s"), "replayed 30 dead letters of 30")
-	i.awaitHandled(30)
-	i.awaitDead(0)
+	i.AwaitHandled(30)
+	i.AwaitDead(0)
 }
 
 // One order can never be handled. It is looked at, kept in a file, thrown away,
@@ -191,9 +157,9 @@ func TestIncidentPoisonMessage(t *testing.T) {
 		}
 		return nil
 	})
-	i.orders(0, 10)
-	i.awaitHandled(9)
-	i.awaitDead(1)
+	i.Place(0, 10)
+	i.AwaitHandled(9)
+	i.AwaitDead(1)
 	shown := i.follow("millpond dead show orders order-3")
 	require.Contains(t, shown, "index out of range")
 	require.Contains(t, shown, "\"order\": 3")
@@ -201,7 +167,7 @@ func TestIncidentPoisonMessage(t *testing.T) {
 		t, i.follow("millpond dead discard orders --id order-3 --export poison.jsonl --yes"),
 		"discarded 1 dead letter of 1",
 	)
-	i.awaitDead(0)
+	i.AwaitDead(0)
 	file := filepath.Join(i.folder, "poison.jsonl")
 	data, err := os.ReadFile(file)
 	require.NoError(t, err)
@@ -209,9 +175,9 @@ func TestIncidentPoisonMessage(t *testing.T) {
 	require.NotEqual(t, string(data), mended)
 	require.NoError(t, os.WriteFile(file, []byte(mended), 0o600))
 	require.Equal(t, "1 line confirmed\n", i.follow("millpond dead import orders --file poison.jsonl"))
-	i.awaitDead(1)
+	i.AwaitDead(1)
 	require.Contains(t, i.follow("millpond dead replay orders --id order-3"),
 		"replayed 1 dead letter of 1")
-	i.awaitHandled(10)
-	i.awaitDead(0)
+	i.AwaitHandled(10)
+	i.AwaitDead(0)
 }

@@ -15,53 +15,64 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
 // doneJSON is the outcome of a command.
 type doneJSON struct {
-	Queue   string `json:"queue,omitempty"`
-	Total   int    `json:"total"`
-	Seen    int    `json:"seen"`
-	Chosen  int    `json:"chosen"`
-	Done    int    `json:"done"`
-	Foreign int    `json:"foreign,omitempty"`
-	Refused int    `json:"refused,omitempty"`
-	DryRun  bool   `json:"dry_run,omitempty"`
-	Error   string `json:"error,omitempty"`
+	Queue string `json:"queue,omitempty"`
+	operate.Returned
+	DryRun bool   `json:"dry_run,omitempty"`
+	Error  string `json:"error,omitempty"`
 }
 
-// report writes the outcome, also where the command ended with an error.
+// The messages that a command moves.
+const (
+	deadLetter      = "dead letter"
+	strandedMessage = "stranded message"
+)
+
+// report writes the outcome, also where the command ended with an error. one names a message.
 func (a app) report(
-	c *cli.Command, queue, verb string, p operate.Progress, err error,
+	c *cli.Command, queue, verb, one string, r operate.Returned, err error,
 ) error {
+	p, left := r.Progress, 0
+	for _, l := range r.Left {
+		left += l.Messages
+	}
 	code := matched(c, p, err)
+	if code == nil && left > 0 {
+		code = errFound
+	}
 	if c.Bool(flagJSON) {
-		j := doneJSON{
-			Queue: queue, Total: p.Total, Seen: p.Seen, Chosen: p.Chosen, Done: p.Done, Foreign: p.Foreign,
-			Refused: p.Refused, DryRun: c.Bool("dry-run"),
-		}
-		if err != nil {
-			j.Error = err.Error()
-		}
-		return errors.Join(code, a.printJSON(j))
+		return errors.Join(code, a.printJSON(doneJSON{queue, r, c.Bool("dry-run"), errorText(err)}))
 	}
-	if err != nil && p.Seen == 0 {
-		return code // no letter was looked at
-	}
-	if c.Bool("dry-run") {
+	switch {
+	case err != nil && p.Seen == 0: // no message was looked at
+	case c.Bool("dry-run"):
 		fmt.Fprintf(a.out, "would have %s %s of %d; nothing was changed\n",
-			verb, plural(p.Chosen-p.Refused, "dead letter"), p.Total)
-	} else {
-		fmt.Fprintf(a.out, "%s %s of %d\n", verb, plural(p.Done, "dead letter"), p.Total)
+			verb, plural(p.Chosen-left-p.Refused, one), p.Total)
+	default:
+		fmt.Fprintf(a.out, "%s %s of %d\n", verb, plural(p.Done, one), p.Total)
 	}
 	if p.Foreign > 0 {
 		fmt.Fprintf(a.out, "%s of another queue passed over; name it with --to\n",
 			plural(p.Foreign, "letter"))
 	}
 	if p.Refused > 0 {
-		fmt.Fprintf(a.out, "%s refused, still in the dead-letter queue\n", plural(p.Refused, "letter"))
+		fmt.Fprintf(a.out, "%s refused, still in the queue\n", plural(p.Refused, one))
+	}
+	for _, l := range r.Left {
+		why := fmt.Sprintf("queue %q does not exist or cannot be reached", l.Queue)
+		switch l.Queue {
+		case "":
+			why = "no header names the queue; name one with --to"
+		case operate.OtherQueues:
+			why = "their queues do not exist or cannot be reached"
+		}
+		fmt.Fprintf(a.out, "%s left: %s\n", plural(l.Messages, "message"), why)
 	}
 	return code
 }
@@ -130,7 +141,7 @@ func (a app) replay(
 	options.Progress = bar.show
 	p, err := l.operator.Replay(ctx, l.plan, options)
 	bar.end()
-	return a.report(c, l.plan.Queue, "replayed", p, err)
+	return a.report(c, l.plan.Queue, "replayed", deadLetter, operate.Returned{Progress: p}, err)
 }
 
 // rateOf reads a rate, as messages a second.
@@ -157,24 +168,47 @@ func (a app) deadDiscard() *cli.Command {
 				Name: "export", Usage: "write them to `FILE` first, as dead export does; it is appended to",
 			}),
 		Action: a.onChosen(func(ctx context.Context, c *cli.Command, l *letters) error {
-			options := operate.DiscardOptions{Filter: l.filter, Limit: l.limit, DryRun: c.Bool("dry-run")}
-			if !c.Bool("yes") && !options.DryRun {
-				if err := a.confirmDiscard(ctx, l, options); err != nil {
-					return err
-				}
-			}
-			done, err := keepFirst(c, &options)
-			if err != nil {
-				return err
-			}
-			defer done()
-			bar := a.newBar("discarding")
-			options.Progress = bar.show
-			p, err := l.operator.Discard(ctx, l.plan, options)
-			bar.end()
-			return a.report(c, l.plan.Queue, "discarded", p, err)
+			options := operate.DiscardOptions{Filter: l.filter, Limit: l.limit}
+			return a.discard(c, l.plan.Queue, deadLetter, l.plan.Dead.RoutingKey, options,
+				func(o operate.DiscardOptions) (operate.Progress, error) {
+					return l.operator.Discard(ctx, l.plan, o)
+				})
 		}),
 	}
+}
+
+// discard asks, keeps the messages in a file, throws them away and reports.
+func (a app) discard(
+	c *cli.Command, queue, one, from string, options operate.DiscardOptions,
+	discard func(operate.DiscardOptions) (operate.Progress, error),
+) error {
+	options.DryRun = c.Bool("dry-run")
+	if !c.Bool("yes") && !options.DryRun {
+		if err := a.canAsk(); err != nil {
+			return err
+		}
+		count := options
+		count.DryRun = true
+		p, err := discard(count)
+		if err != nil {
+			return err
+		}
+		err = a.ask("nothing was thrown away", "Throw away %s of queue %q for good?",
+			plural(p.Chosen, one), from)
+		if err != nil {
+			return err
+		}
+	}
+	done, err := keepFirst(c, &options)
+	if err != nil {
+		return err
+	}
+	defer done()
+	bar := a.newBar("discarding")
+	options.Progress = bar.show
+	p, err := discard(options)
+	bar.end()
+	return a.report(c, queue, "discarded", one, operate.Returned{Progress: p}, err)
 }
 
 // keepFirst lets a discard write its letters to the file of --export first. done closes the file.
@@ -187,45 +221,8 @@ func keepFirst(c *cli.Command, options *operate.DiscardOptions) (done func(), er
 	if err != nil {
 		return nil, err
 	}
-	options.Before = func(letters []operate.Letter) error { return keepIn(file, letters) }
+	options.Before = func(letters []operate.Letter) error { return lettertext.Append(file, letters) }
 	return func() { _ = file.Close() }, nil // synced after each batch
-}
-
-// keepIn writes letters, and returns when they are on the disk.
-func keepIn(file *os.File, letters []operate.Letter) error {
-	w := bufio.NewWriter(file)
-	for _, l := range letters {
-		line, err := operate.Encode(l.Delivery)
-		if err != nil {
-			return err
-		}
-		_, _ = w.Write(append(line, '\n')) // Flush says it
-	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	return file.Sync()
-}
-
-func (a app) confirmDiscard(ctx context.Context, l *letters, options operate.DiscardOptions) error {
-	return a.confirm(func() (string, error) {
-		options.DryRun = true
-		p, err := l.operator.Discard(ctx, l.plan, options)
-		return fmt.Sprintf("Throw away %s of queue %q for good?",
-			plural(p.Chosen, "dead letter"), l.plan.Dead.RoutingKey), err
-	})
-}
-
-// confirm asks the question that count returns.
-func (a app) confirm(count func() (question string, err error)) error {
-	if err := a.canAsk(); err != nil {
-		return err
-	}
-	question, err := count()
-	if err != nil {
-		return err
-	}
-	return a.ask("nothing was thrown away", "%s", question)
 }
 
 func (a app) canAsk() error {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/inorder"
@@ -16,21 +17,10 @@ import (
 
 const inOrderStrategy = "inorder"
 
-// nearBound is the number of messages of a line from which it is near its default bound.
-const nearBound = 8000
-
 func inOrderOf(w waits) (topology.Strategy, error) {
 	return inorder.Strategy{
 		Else: topology.PerQueue{Type: w.kind, Prefix: w.prefix, Dead: w.dead},
 	}, nil
-}
-
-// waitInLine leaves out the message that the process that leads keeps in the line.
-func waitInLine(n operate.Count) operate.Count {
-	if n.N > 0 {
-		n.N--
-	}
-	return n
 }
 
 func (a app) order() *cli.Command {
@@ -124,7 +114,7 @@ func (a app) printOrder(c *cli.Command, plan topology.Plan, state operate.OrderS
 	}
 	fmt.Fprintf(a.out, "%s: %s; %d%s in the line, %d kB\n", harmless(plan.Queue), harmless(led),
 		state.Messages, most, (state.Bytes+1023)>>10)
-	if near(state.Messages, state.MaxMessages) || near(state.Bytes, state.MaxBytes) {
+	if overview.NearBound(state) {
 		fmt.Fprintln(a.out, a.colour(yellow, "the line is near its bound: beyond it the queue pauses, "+
 			"and messages without order and of other keys wait, too"))
 	}
@@ -149,9 +139,6 @@ func (a app) printOrder(c *cli.Command, plan topology.Plan, state operate.OrderS
 	}
 	return a.table(rows)
 }
-
-// near reports whether a number is near its bound.
-func near(n, most int) bool { return most > 0 && n >= most/5*4 }
 
 func orderRow(k operate.OrderKey) []string {
 	now := "goes on"
@@ -300,7 +287,7 @@ func (a app) orderReplay() *cli.Command {
 					fmt.Fprintf(a.told(c), "the letter of an interrupted replay is in the line: key %s is "+
 						"released\n", oneLine(k.Key))
 				}
-				return a.report(c, plan.Queue, "replayed", p, err)
+				return a.report(c, plan.Queue, "replayed", deadLetter, operate.Returned{Progress: p}, err)
 			})
 		},
 	}

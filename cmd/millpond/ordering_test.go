@@ -2,81 +2,32 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"regexp"
-	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 
-	"github.com/ThreeDotsLabs/watermill/message"
-	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/topology/inorder"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
 // ordered is a service that handles queue "orders" in order, with Block, and a person who knows
 // only the URL.
 type ordered struct {
-	t      *testing.T
+	*shop.Orders
 	url    string
-	node   *testbroker.Node
 	mended atomic.Bool
-
-	mu      sync.Mutex
-	handled []string
 }
 
-var oneActive = amqp.Table{
-	"x-queue-type": "quorum", "x-single-active-consumer": true, "x-delivery-limit": int64(1 << 30),
-}
-
-func newOrdered(t *testing.T) (*ordered, *rig.Service) {
+func newOrdered(t *testing.T) *ordered {
 	t.Helper()
-	node, api := testbroker.Managed(t, "")
-	o := &ordered{t: t, node: node, url: onOneHost(t, node.URL(), api)}
-	return o, o.serve()
-}
-
-func (o *ordered) serve() *rig.Service {
-	o.t.Helper()
-	return rig.Start(o.t, rig.Config{
-		URL: o.node.URL(), Queue: "orders", Keep: true, Configure: rig.WithQueue(oneActive),
-		Strategy: inorder.Strategy{Block: true, KeyBy: func(msg *message.Message) string {
-			return msg.Metadata.Get("key")
-		}},
-		Policy: backoff.None{},
-		Handle: func(msg *message.Message) error {
-			if body := string(msg.Payload); !strings.HasPrefix(body, "bad ") || o.mended.Load() {
-				o.mu.Lock()
-				defer o.mu.Unlock()
-				o.handled = append(o.handled, body)
-				return nil
-			}
-			return errors.New("no such customer")
-		},
-	})
-}
-
-func (o *ordered) done() []string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return slices.Clone(o.handled)
-}
-
-func (o *ordered) send(key string, bodies ...string) {
-	o.t.Helper()
-	for _, body := range bodies {
-		m := rig.Message(body)
-		m.MessageId, m.Headers = "id-"+strings.ReplaceAll(body, " ", "-"), amqp.Table{"key": key}
-		rig.Publish(o.t, o.node.URL(), "", "orders", m)
-	}
+	h := newHouse(t)
+	o := &ordered{url: h.url}
+	o.Orders = h.Orders(shop.InOrder(), shop.Bad(o.mended.Load))
+	return o
 }
 
 var (
@@ -87,9 +38,9 @@ var (
 )
 
 func (o *ordered) ask(args ...string) outcome {
-	o.t.Helper()
-	out := narrow(tool(o.t, o.url, "", append([]string{"--url", o.url}, args...)...))
-	out.out = atTime.ReplaceAllString(out.out, "<time>")
+	o.T.Helper()
+	out := tool(o.T, o.url, "", append([]string{"--url", o.url}, args...)...)
+	out.out = atTime.ReplaceAllString(narrow(out.out), "<time>")
 	out.out = leader.ReplaceAllString(out.out, "<leader>, $1")
 	out.out = markText.ReplaceAllString(out.out, "<mark>")
 	return out
@@ -97,14 +48,14 @@ func (o *ordered) ask(args ...string) outcome {
 
 // shows waits until the tool prints this.
 func (o *ordered) shows(want string, args ...string) {
-	o.t.Helper()
+	o.T.Helper()
 	var last outcome
 	defer func() {
-		if o.t.Failed() {
-			o.t.Logf("last: %+v", last)
+		if o.T.Failed() {
+			o.T.Logf("last: %+v", last)
 		}
 	}()
-	testbroker.WaitFor(o.t, "the tool to show it", patience, func() bool {
+	testbroker.WaitFor(o.T, "the tool to show it", patience, func() bool {
 		last = o.ask(args...)
 		return last.code == exitDone && last.out == want
 	})
@@ -114,11 +65,11 @@ func (o *ordered) shows(want string, args ...string) {
 // shows it; a person releases one key and replays another.
 func TestOrderByHand(t *testing.T) {
 	t.Parallel()
-	o, service := newOrdered(t)
+	o := newOrdered(t)
 	o.shows("orders: <leader>, 0\nno key waits\n", "order", "list")
 	const hostile = "order \x1b[2J 18"
-	o.send("order 17", "bad 1", "2", "3")
-	o.send(hostile, "bad 4", "5")
+	o.Keyed("order 17", "bad 1", "2", "3")
+	o.Keyed(hostile, "bad 4", "5")
 	const table = "orders: <leader>, 5\n" +
 		"key  state  waiting  dead letter  mark\n" +
 		"order 17  blocked since <time>  2  id-bad-1  <mark>\n" +
@@ -153,7 +104,7 @@ func TestOrderByHand(t *testing.T) {
 	require.Contains(t, out.err, "there is no terminal to ask on")
 	require.Equal(t, outcome{out: "would have released key order 17: 2 messages wait; dead letter " +
 		"id-bad-1 stays in orders.dlq\n"}, o.ask("order", "release", "orders", "order 17", "--dry-run"))
-	require.Empty(t, o.done())
+	require.Empty(t, o.Handled())
 	require.Equal(t, outcome{out: "released key order 17: 2 messages wait; dead letter id-bad-1 " +
 		"stays in orders.dlq\n"}, o.ask("order", "release", "orders", "order 17", "--yes"))
 	for _, again := range [][]string{{"order 17"}, {"no such key"}} {
@@ -161,7 +112,7 @@ func TestOrderByHand(t *testing.T) {
 		require.Equal(t, exitFound, out.code)
 		require.Contains(t, out.err, "is not blocked")
 	}
-	testbroker.WaitFor(t, "the key to go on", patience, func() bool { return len(o.done()) == 2 })
+	o.AwaitHandled(2)
 
 	out = o.ask("dead", "replay", "orders", "--id", "id-bad-4")
 	require.Equal(t, exitFailed, out.code, out)
@@ -171,23 +122,24 @@ func TestOrderByHand(t *testing.T) {
 	o.mended.Store(true)
 	require.Equal(t, outcome{out: "replayed 1 dead letter of 2\n"},
 		o.ask("order", "replay", "orders", hostile))
-	testbroker.WaitFor(t, "the key to go on", patience, func() bool { return len(o.done()) == 4 })
+	o.AwaitHandled(4)
 	out = o.ask("order", "replay", "orders", hostile)
 	require.Equal(t, exitFound, out.code, out)
 	require.Contains(t, out.err, "has no dead letter of key")
 	var done doneJSON
 	out = o.ask("--json", "order", "replay", "orders", "order 17")
 	require.NoError(t, json.Unmarshal([]byte(out.out), &done), out.out)
-	require.Equal(t, doneJSON{Queue: "orders", Total: 1, Seen: 1, Chosen: 1, Done: 1}, done)
-	testbroker.WaitFor(t, "the last letter", patience, func() bool { return len(o.done()) == 5 })
-	require.Equal(t, []string{"2", "3", "bad 4", "5", "bad 1"}, o.done())
+	require.Equal(t, "orders", done.Queue)
+	require.Equal(t, operate.Progress{Total: 1, Seen: 1, Chosen: 1, Done: 1}, done.Progress)
+	o.AwaitHandled(5)
+	require.Equal(t, []string{"2", "3", "bad 4", "5", "bad 1"}, o.Handled())
 
 	// Without a service the line is read.
 	o.mended.Store(false)
-	o.send("order 19", "bad 6", "7")
+	o.Keyed("order 19", "bad 6", "7")
 	o.shows("orders: <leader>, 2\nkey  state  waiting  dead letter  mark\n"+
 		"order 19  blocked since <time>  1  id-bad-6  <mark>\n", "order", "list")
-	service.Stop()
+	o.Services["orders"].Stop()
 	testbroker.WaitFor(t, "the line to be read", patience, func() bool {
 		return strings.HasPrefix(o.ask("order", "list").out, "orders: no process leads; 2 in the line")
 	})
@@ -200,8 +152,8 @@ func TestOrderByHand(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(out.out), &released), out)
 	require.True(t, released.Released)
 	require.Equal(t, "id-bad-6", released.Was.MessageID)
-	o.serve()
-	testbroker.WaitFor(t, "the released key", patience, func() bool { return len(o.done()) == 6 })
+	o.Start()
+	o.AwaitHandled(6)
 }
 
 // Every wrong use is refused before anything is done.

@@ -147,21 +147,11 @@ func rampOptions(c *cli.Command, base operate.ReplayOptions) (operate.RepeatOpti
 	return o, nil
 }
 
-// rampJSON is a RampResult.
+// rampJSON is the outcome of a ramp.
 type rampJSON struct {
-	Queue     string `json:"queue"`
-	Run       string `json:"run"`
-	Step      string `json:"step,omitempty"`
-	Started   int    `json:"started"`
-	Handled   int    `json:"handled"`
-	DeadAgain int    `json:"dead_again"`
-	Waiting   int    `json:"waiting"`
-	Unsettled int    `json:"unsettled"`
-	Left      int    `json:"left"`
+	Queue string `json:"queue"`
+	operate.RampResult
 	AtHandler *int   `json:"at_handler"`
-	Spent     int    `json:"spent,omitempty"`
-	Foreign   int    `json:"foreign,omitempty"`
-	Refused   int    `json:"refused,omitempty"`
 	Unseen    string `json:"unseen,omitempty"`
 	Error     string `json:"error,omitempty"`
 }
@@ -204,14 +194,8 @@ func (a app) ramped(
 		fmt.Fprint(a.err, "\r\x1b[K") // over the line of rampLine
 	}
 	if c.Bool(flagJSON) {
-		j := rampJSON{
-			Queue: queue,
-			Run:   r.Run, Step: r.Step, Started: r.Started, Handled: r.Handled, DeadAgain: r.DeadAgain,
-			Waiting: r.Waiting, Unsettled: r.Unsettled, Left: r.Left, Spent: r.Spent,
-			Foreign: r.Foreign, Refused: r.Refused, Unseen: errorText(r.Unseen), Error: errorText(err),
-			AtHandler: known(r.AtHandler),
-		}
-		return a.printLine(j)
+		return a.printLine(
+			rampJSON{queue, r, known(r.AtHandler), errorText(r.Unseen), errorText(err)})
 	}
 	fmt.Fprintln(a.out, r)
 	switch {
@@ -267,16 +251,14 @@ func (a app) rampLine() func(operate.RampResult) {
 	}
 }
 
-// rehearsedJSON is a Rehearsal.
+// rehearsedJSON is the outcome of a rehearsal.
 type rehearsedJSON struct {
-	doneJSON
-	Target    string            `json:"target"`
-	Ready     *int              `json:"ready"`
-	Consumers *int              `json:"consumers"`
-	Spent     int               `json:"spent,omitempty"`
-	Largest   int               `json:"largest,omitempty"`
-	Expiring  int               `json:"expiring,omitempty"`
-	Findings  []operate.Finding `json:"findings"`
+	Queue string `json:"queue"`
+	operate.Rehearsal
+	Ready     *int   `json:"ready"`
+	Consumers *int   `json:"consumers"`
+	DryRun    bool   `json:"dry_run"`
+	Error     string `json:"error,omitempty"`
 }
 
 // known is a count, nil where it is unknown.
@@ -298,14 +280,9 @@ func (a app) rehearse(
 	criticalFirst(h.Findings)
 	code := errors.Join(matched(c, h.Progress, err), hindered(h))
 	if c.Bool(flagJSON) {
+		h.Findings = orEmpty(h.Findings)
 		return errors.Join(code, a.printSnakeJSON(rehearsedJSON{
-			doneJSON: doneJSON{
-				Queue: l.plan.Queue,
-				Total: h.Total, Seen: h.Seen, Chosen: h.Chosen, Foreign: h.Foreign, Refused: h.Refused,
-				DryRun: true, Error: errorText(err),
-			},
-			Target: h.Target, Ready: known(h.Ready), Consumers: known(h.Consumers), Spent: h.Spent,
-			Largest: h.Largest, Expiring: h.Expiring, Findings: orEmpty(h.Findings),
+			l.plan.Queue, h, known(h.Ready), known(h.Consumers), true, errorText(err),
 		}))
 	}
 	if err != nil && h.Seen == 0 {

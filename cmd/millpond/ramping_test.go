@@ -13,15 +13,15 @@ import (
 	"syscall"
 	"testing"
 
-	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 // stops runs a command that the document shows and that stops, and returns its output.
-func (i *incident) stops(command string) string {
+func (i *oncall) stops(command string) string {
 	i.t.Helper()
 	require.Contains(i.t, i.doc, "$ "+command+"\n", "docs/operations.md shows it")
 	args := argumentsOf(strings.ReplaceAll(command, "orders", i.queue))
@@ -43,8 +43,8 @@ func TestIncidentRamp(t *testing.T) {
 		}
 		return nil
 	})
-	i.orders(0, 30)
-	i.awaitDead(30)
+	i.Place(0, 30)
+	i.AwaitDead(30)
 	const replay = "millpond dead replay orders --error 'connection refused'"
 	rehearsed := i.follow(replay + " --dry-run")
 	require.Contains(t, rehearsed, "would have replayed 30 dead letters of 30; nothing was changed\n")
@@ -59,7 +59,7 @@ func TestIncidentRamp(t *testing.T) {
 	down.Store(false)
 	require.Contains(t, i.follow(ramp),
 		"started 30 = handled 30 + dead again 0 + waiting 0 + left 0\n")
-	i.awaitHandled(30)
+	i.AwaitHandled(30)
 	const automatic = "millpond dead replay orders --all --every 10m --until-empty"
 	require.Contains(t, i.follow(automatic), "started 0 = ")
 }
@@ -69,7 +69,6 @@ func TestRampFlags(t *testing.T) {
 	t.Parallel()
 	s := newService(t, "classic")
 	s.die()
-	rig.AwaitDepth(t, s.url, s.queue+".dlq", 3)
 	for _, flags := range []string{
 		"--canary -1", "--ramp 1,x", "--ramp 0", "--stop-at 5", "--stop-at x%", "--stop-at 101%",
 		"--settle -1s", "--watch 0s", "--every 0s", "--until-empty", "--max-replays -1",
@@ -108,11 +107,7 @@ func TestRampFlags(t *testing.T) {
 func TestInterruptedRamp(t *testing.T) {
 	t.Parallel()
 	s := newService(t, "quorum")
-	for i := range 200 {
-		s.publish(s.queue+".dlq", amqp.Publishing{
-			Body: fmt.Append(nil, i), DeliveryMode: amqp.Persistent,
-		})
-	}
+	s.publish(s.queue+".dlq", shop.Numbered(0, 200)...)
 	rig.AwaitDepth(t, s.url, s.queue+".dlq", 200)
 	child := exec.Command(os.Args[0], "--url", s.url, "--no-policies", "dead", "replay", s.queue,
 		"--all", "--policy", "1s,10s", "--canary", "0", "--rate", "20/s")

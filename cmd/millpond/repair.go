@@ -6,17 +6,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"os/exec"
 	"os/user"
 	"path/filepath"
 	"strings"
 
-	udiff "github.com/aymanbagabas/go-udiff"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/urfave/cli/v3"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -57,7 +56,7 @@ func (a app) replayChanged(
 	rehearsal := options
 	rehearsal.DryRun = true
 	rehearsal.Edit = func(letter operate.Letter, msg *amqp.Publishing) error {
-		before, _ := contentOf(letter.Delivery.Headers, letter.Delivery.Body)
+		before, _ := lettertext.Of(letter.Delivery.Headers, letter.Delivery.Body)
 		is, err := m.make(msg)
 		if err != nil {
 			if stay++; stay <= maxStay {
@@ -68,7 +67,7 @@ func (a app) replayChanged(
 		}
 		if is {
 			if changed++; changed == 1 {
-				after, _ := contentOf(msg.Headers, msg.Body)
+				after, _ := lettertext.Of(msg.Headers, msg.Body)
 				return a.difference(letter, before, after)
 			}
 		}
@@ -81,7 +80,7 @@ func (a app) replayChanged(
 	stays := errors.Is(err, errStays) || errors.Is(err, topology.ErrTooLarge)
 	switch {
 	case err != nil && !stays, p.Chosen == p.Refused:
-		return a.report(c, l.plan.Queue, "replayed", p, err)
+		return a.report(c, l.plan.Queue, "replayed", deadLetter, operate.Returned{Progress: p}, err)
 	}
 	moves := p.Chosen - p.Refused
 	fmt.Fprintf(a.err, "%d of %s would be changed; %s would stay\n", changed,
@@ -114,19 +113,9 @@ func editor() string {
 const maxDiffLines = 400
 
 // difference shows how a letter changes.
-func (a app) difference(l operate.Letter, before, after content) error {
-	was, err := before.text()
-	if err != nil {
-		return err
-	}
-	is, err := after.text()
-	if err != nil {
-		return err
-	}
-	name := harmless(l.ID)
-	diff := udiff.Unified(name, name+" (edited)", was, is)
-	lines := strings.Split(strings.TrimSuffix(diff, "\n"), "\n")
-	for i, line := range lines[:min(len(lines), maxDiffLines)] {
+func (a app) difference(l operate.Letter, before, after lettertext.Content) error {
+	lines, left, err := lettertext.Difference(harmless(l.ID), before, after, maxDiffLines)
+	for i, line := range lines {
 		line = harmless(line)
 		switch {
 		case i < 2:
@@ -137,10 +126,10 @@ func (a app) difference(l operate.Letter, before, after content) error {
 		}
 		fmt.Fprintln(a.err, line)
 	}
-	if left := len(lines) - maxDiffLines; left > 0 {
+	if left > 0 {
 		fmt.Fprintf(a.err, "… %s more\n", plural(left, "line"))
 	}
-	return nil
+	return err
 }
 
 // editOne lets a person edit one letter and replays it. No message is held meanwhile: the letter is
@@ -223,7 +212,7 @@ func (a app) editAndReplay(
 	ctx context.Context, c *cli.Command, l *letters, letter operate.Letter, command []string,
 	file string,
 ) (keep bool, err error) {
-	before, fixed := contentOf(letter.Delivery.Headers, letter.Delivery.Body)
+	before, fixed := lettertext.Of(letter.Delivery.Headers, letter.Delivery.Body)
 	after, err := a.edit(ctx, letter, before, fixed, command, file)
 	if err != nil {
 		return false, err
@@ -242,7 +231,7 @@ func (a app) editAndReplay(
 			return false, err
 		}
 	}
-	want, err := identity(letter.Delivery)
+	want, err := lettertext.Identity(letter.Delivery)
 	if err != nil {
 		return false, err
 	}
@@ -259,12 +248,12 @@ func (a app) editAndReplay(
 			if len(other.Delivery.Body) != len(letter.Delivery.Body) {
 				return false
 			}
-			is, err := identity(other.Delivery)
+			is, err := lettertext.Identity(other.Delivery)
 			return err == nil && bytes.Equal(is, want)
 		}},
 		To: c.String("to"), Limit: 1, EditedBy: editor(),
 		Edit: func(_ operate.Letter, msg *amqp.Publishing) error {
-			after.put(msg)
+			after.Put(msg)
 			return nil
 		},
 	})
@@ -272,16 +261,8 @@ func (a app) editAndReplay(
 		err = notFound("letter %q is no longer there as it was: list queue %q again", letter.ID,
 			l.plan.Dead.RoutingKey)
 	}
-	return err != nil, a.report(c, l.plan.Queue, "replayed", p, err)
-}
-
-// identity is a message without the fields that differ from look to look.
-func identity(d amqp.Delivery) ([]byte, error) {
-	d.Headers = maps.Clone(d.Headers)
-	delete(d.Headers, "x-delivery-count")
-	delete(d.Headers, "x-acquired-count")
-	d.Redelivered = false
-	return operate.Encode(d)
+	return err != nil, a.report(c, l.plan.Queue, "replayed", deadLetter,
+		operate.Returned{Progress: p}, err)
 }
 
 const editHelp = `# %s of queue %q. Change headers and payload, save, and leave the
@@ -292,19 +273,19 @@ const editHelp = `# %s of queue %q. Change headers and payload, save, and leave 
 
 // edit opens the editor until the file can be read. An empty or unchanged file is errRefused.
 func (a app) edit(
-	ctx context.Context, letter operate.Letter, before content, fixed amqp.Table, command []string,
-	file string,
-) (content, error) {
-	fixedLines, err := headerLines(fixed)
+	ctx context.Context, letter operate.Letter, before lettertext.Content, fixed amqp.Table,
+	command []string, file string,
+) (lettertext.Content, error) {
+	fixedLines, err := lettertext.HeaderLines(fixed)
 	if err != nil {
 		return before, err
 	}
-	unchanged, err := before.text()
+	unchanged, err := before.Text()
 	if err != nil {
 		return before, err
 	}
 	help := fmt.Sprintf(editHelp, fmt.Sprintf("Letter %q", letter.ID), letter.Queue)
-	if strings.Contains(unchanged, "\n"+asBase64+"\n") {
+	if strings.Contains(unchanged, "\n"+lettertext.AsBase64+"\n") {
 		help += "# The payload is not text, so it is written in base64.\n"
 	}
 	if len(fixedLines) > 0 {
@@ -345,10 +326,10 @@ func (a app) edit(
 			}
 			return before, fmt.Errorf("%w: the edit was cancelled, nothing was changed", errRefused)
 		}
-		after, err := parseContent(edited, before)
+		after, err := lettertext.Parse(edited, before)
 		if err == nil {
-			now, err := after.text()
-			if err == nil && now == unchanged && bytes.Equal(after.body, before.body) {
+			now, err := after.Text()
+			if err == nil && now == unchanged && bytes.Equal(after.Body, before.Body) {
 				return before, fmt.Errorf("%w: the edit changes nothing", errRefused)
 			}
 			return after, nil

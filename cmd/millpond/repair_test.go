@@ -14,9 +14,11 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology/operate"
 )
 
 // editWith runs the tool with an editor, a shell script that gets the file as $1, on a terminal on
@@ -74,18 +76,13 @@ func TestEditChangesOneLetter(t *testing.T) { eachKind(t, editChangesOneLetter) 
 func editChangesOneLetter(t *testing.T, s *service) {
 	testbroker.Delete(t, s.queue+".dlq.originals")
 	s.die()
-	headers := everyType()
 	notes := header.RetryState{
 		Failures: 3, Reason: header.ReasonPermanent, Error: "total \x1b]0;evil\a is \u202eno number",
 	}
-	for key, value := range notes.DeadHeaders(s.queue) {
-		headers[key] = value
-	}
 	const body = `{"id":12345678901234567890,"total":1e2,"note":"a <b> é` + "\u202e" + `"}`
-	s.publish(s.queue+".dlq", amqp.Publishing{
-		MessageId: "broken", Headers: headers, Body: []byte(body), ContentType: "application/json",
-		DeliveryMode: amqp.Persistent,
-	})
+	s.publish(s.queue+".dlq", shop.Dead(s.queue, notes, amqp.Publishing{
+		MessageId: "broken", Headers: everyType(), Body: []byte(body), ContentType: "application/json",
+	}))
 	rig.AwaitDepth(t, s.url, s.queue+".dlq", 4)
 	shown := filepath.Join(t.TempDir(), "shown")
 	script := `cp "$1" ` + shown + `
@@ -163,7 +160,6 @@ func TestEditThatIsCancelledChangesNothing(t *testing.T) {
 	s := newService(t, "classic")
 	testbroker.Delete(t, s.queue+".dlq.originals")
 	s.die()
-	rig.AwaitDepth(t, s.url, s.queue+".dlq", 3)
 	for name, c := range map[string]struct{ script, says string }{
 		"empty":     {`: >"$1"`, "cancelled"},
 		"unchanged": {`touch "$1"`, "cancelled"},
@@ -225,7 +221,6 @@ func TestPatchChangesManyLetters(t *testing.T) { eachKind(t, patchChangesManyLet
 func patchChangesManyLetters(t *testing.T, s *service) {
 	testbroker.Delete(t, s.queue+".dlq.originals")
 	s.die()
-	rig.AwaitDepth(t, s.url, s.queue+".dlq", 3)
 	file := filepath.Join(t.TempDir(), "patch.json")
 	patch := `[{"op":"add","path":"/note","value":"<x>"},
 		{"op":"replace","path":"/order","value":1.50}]`
@@ -250,7 +245,7 @@ func patchChangesManyLetters(t *testing.T, s *service) {
 
 	o = s.editWith("", "y\n", args...)
 	require.Equal(t, exitFailed, o.code, "one stays: %s", o.err)
-	require.Contains(t, o.out, "replayed 2 dead letters of 3\n1 letter refused")
+	require.Contains(t, o.out, "replayed 2 dead letters of 3\n1 dead letter refused")
 	require.Contains(t, o.err, `message "order-2" stays`)
 	require.Contains(t, o.err, "2 of 2 letters would be changed; 1 letter would stay")
 	for i, d := range s.take(s.queue, 2) {
@@ -332,15 +327,10 @@ func TestGroupsAreHarmlessAndChooseLetters(t *testing.T) {
 	s := newService(t, "classic")
 	s.die()
 	for i := range 3 {
-		headers := amqp.Table{}
-		notes := header.RetryState{
+		s.publish(s.queue+".dlq", shop.Dead("other\nqueue", header.RetryState{
 			Reason: "\x1b[2Jcleared", Handler: "\u202ereversed",
 			Error: fmt.Sprintf("\x1b]0;%d\a\u202eboom", i),
-		}
-		for key, value := range notes.DeadHeaders("other\nqueue") {
-			headers[key] = value
-		}
-		s.publish(s.queue+".dlq", amqp.Publishing{MessageId: fmt.Sprint("evil-", i), Headers: headers})
+		}, amqp.Publishing{MessageId: fmt.Sprint("evil-", i)}))
 	}
 	rig.AwaitDepth(t, s.url, s.queue+".dlq", 6)
 	o := s.tool("dead", "groups", s.queue)
@@ -352,14 +342,14 @@ func TestGroupsAreHarmlessAndChooseLetters(t *testing.T) {
 	require.Equal(t, 3, strings.Count(exported, `\u202eboom`), exported)
 	require.Equal(t, 4, strings.Count(o.out, "\n"), o.out)
 	require.Contains(t, o.out, " queue ", "some letters are of another queue")
-	var groups []groupJSON
+	var groups []operate.Group
 	o = s.tool("dead", "groups", s.queue, "--json")
 	require.NoError(t, json.Unmarshal([]byte(o.out), &groups))
 	require.Equal(t, 3, groups[0].Count)
 	require.Equal(t, map[string]int{"other\nqueue": 3}, groups[0].Queues)
-	o = s.tool("dead", "discard", s.queue, "--group", groups[0].Group, "--yes")
+	o = s.tool("dead", "discard", s.queue, "--group", groups[0].ID, "--yes")
 	require.Equal(t, "discarded 3 dead letters of 6\n", o.out, o.err)
-	o = s.tool("dead", "discard", s.queue, "--group", groups[0].Group, "--yes")
+	o = s.tool("dead", "discard", s.queue, "--group", groups[0].ID, "--yes")
 	require.Equal(t, "discarded 0 dead letters of 3\n", o.out, o.err)
 	o = s.tool("dead", "list", s.queue, "--payload", `/"order":[01]/`,
 		"--header", "tenant=/^1$/")

@@ -122,9 +122,11 @@ func served(t *testing.T, environment map[string]string, args ...string) (url st
 func TestServeWithTokenAndTLS(t *testing.T) {
 	t.Parallel()
 	cert, key, pool := certificateFiles(t)
-	const token = "a-token-of-the-environment"
+	const token, reader = "a-token-of-the-environment", "a-token-of-a-file"
+	file := filepath.Join(t.TempDir(), "reader")
+	require.NoError(t, os.WriteFile(file, []byte(reader+"\n"), 0o600))
 	url, out := served(t, map[string]string{envToken: token}, "--listen", "0.0.0.0:0",
-		"--tls-cert", cert, "--tls-key", key)
+		"--tls-cert", cert, "--tls-key", key, "--read-token-file", file)
 	_, port, err := net.SplitHostPort(strings.TrimSuffix(strings.TrimPrefix(url, "https://"), "/"))
 	require.NoError(t, err)
 	client := &http.Client{Transport: &http.Transport{
@@ -141,6 +143,7 @@ func TestServeWithTokenAndTLS(t *testing.T) {
 		return resp
 	}
 	require.Equal(t, http.StatusUnauthorized, get("").StatusCode)
+	require.Equal(t, http.StatusOK, get("Bearer "+reader).StatusCode)
 	got := get("Bearer " + token)
 	require.Equal(t, http.StatusOK, got.StatusCode)
 	require.Contains(t, got.Header.Get("Strict-Transport-Security"), "max-age")

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,10 +11,10 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
-	"github.com/millpond-go/millpond/topology/operate/discover"
 )
 
 func (a app) status() *cli.Command {
@@ -59,7 +58,7 @@ func (a app) statusOnce(ctx context.Context, c *cli.Command, queues []string) (e
 	if len(queues) == 0 && s.vhost != nil {
 		stopped := s.stoppedBrakes(ctx, nil)
 		clearScreen()
-		return s.overview(ctx, stopped)
+		return s.overview(stopped)
 	}
 	plans, err := s.plans(queues)
 	if err != nil {
@@ -125,37 +124,10 @@ const (
 	fewQueues = 20
 )
 
-// overviewLine is a queue in the overview.
-type overviewLine struct {
-	Queue      string
-	Ready      operate.Count
-	InProgress operate.Count
-	Waiting    operate.Count
-	// WaitingShared says that other queues use the same wait queues: Waiting counts their messages,
-	// too.
-	WaitingShared bool
-	Dead          operate.Count
-	Consumers     operate.Count
-	Trouble       []string
-}
-
 // overview prints the stopped brakes, and a line for each queue that was found, the queues in
 // trouble first.
-func (s *session) overview(ctx context.Context, stopped []header.BrakeState) error {
-	ready, err := s.ready(ctx)
-	if err != nil && ctx.Err() == nil {
-		fmt.Fprintf(s.err, "millpond: not counted by AMQP: %v\n", err)
-	}
-	lines := make([]overviewLine, len(s.vhost.Mains))
-	inTrouble := 0
-	for i, main := range s.vhost.Mains {
-		if lines[i] = lineOf(main, ready); len(lines[i].Trouble) > 0 {
-			inTrouble++
-		}
-	}
-	slices.SortStableFunc(lines, func(a, b overviewLine) int { // by name among the same
-		return cmp.Or(cmp.Compare(len(b.Trouble), len(a.Trouble)), cmp.Compare(b.Dead.N, a.Dead.N))
-	})
+func (s *session) overview(stopped []header.BrakeState) error {
+	lines, inTrouble := overview.Rows(*s.vhost)
 	if s.c.Bool(flagJSON) {
 		return s.printSnakeJSON(map[string]any{
 			"Vhost": s.vhost.Name, "Queues": lines, "Stranded": orEmpty(s.vhost.Stranded),
@@ -168,7 +140,7 @@ func (s *session) overview(ctx context.Context, stopped []header.BrakeState) err
 		s.nothingFound()
 		return nil
 	}
-	s.lost(ready)
+	s.lost()
 	shown := len(lines)
 	if !s.c.Bool("all") && len(lines) > fewQueues {
 		shown = min(inTrouble, mostTrouble)
@@ -200,10 +172,10 @@ func (s *session) overview(ctx context.Context, stopped []header.BrakeState) err
 	s.notKnown(s.out)
 	from := "ready messages and consumers are counted now, messages in progress and held some " +
 		"seconds ago"
-	if ready == nil {
+	if len(lines) > 0 && lines[0].Ready.Source != operate.SourceAMQP {
 		from = "all messages were counted some seconds ago"
 	}
-	_, err = fmt.Fprintf(s.out, "%s; ? is not counted yet\n", from)
+	_, err := fmt.Fprintf(s.out, "%s; ? is not counted yet\n", from)
 	return err
 }
 
@@ -226,150 +198,21 @@ func (s *session) notKnown(w io.Writer) {
 }
 
 // lost prints the messages that have no queue to return to.
-func (s *session) lost(ready readyCounts) {
+func (s *session) lost() {
 	for _, q := range s.vhost.Stranded {
-		if total := ready.total(q); total.N != 0 {
+		if q.Total.N != 0 {
 			fmt.Fprintln(s.out, s.colour(red, fmt.Sprintf("stranded: %s in queue %s: see millpond stranded "+
-				"list", messages(total), harmless(q.Name))))
+				"list", messages(q.Total), harmless(q.Name))))
 		}
 	}
 	for _, o := range s.vhost.Orphans {
 		code, held := yellow, ""
-		if total := ready.total(o.Queue); total.N != 0 {
-			code, held = red, "; it has "+messages(total)
+		if o.Total.N != 0 {
+			code, held = red, "; it has "+messages(o.Total)
 		}
 		fmt.Fprintln(s.out, s.colour(code, fmt.Sprintf("wait queue %s leads to no queue: %s%s",
 			harmless(o.Name), harmless(o.Why), held)))
 	}
-}
-
-// readyCounts are counts of AMQP, by queue. The management API shows no messages for some seconds
-// where there are some.
-type readyCounts map[string]operate.QueueReport
-
-// maxCounted is the most queues that are counted by AMQP, one after the other.
-const maxCounted = 5000
-
-// ready counts the messages of all queues that were found.
-func (s *session) ready(ctx context.Context) (readyCounts, error) {
-	all := topology.Plan{}
-	seen := map[string]bool{}
-	add := func(name string) {
-		if all.Queue == "" {
-			all.Queue = name
-		}
-		if !seen[name] {
-			all.Queues = append(all.Queues, topology.Queue{Name: name})
-		}
-		seen[name] = true
-	}
-	for _, main := range s.vhost.Mains {
-		add(main.Name)
-		for _, w := range main.Waits {
-			add(w.Name)
-		}
-		for _, d := range main.Dead {
-			add(d.Name)
-		}
-		if main.Line != nil {
-			add(main.Line.Name)
-		}
-	}
-	for _, q := range s.vhost.Stranded {
-		add(q.Name)
-	}
-	for _, o := range s.vhost.Orphans {
-		add(o.Name)
-	}
-	if len(all.Queues) == 0 || len(all.Queues) > maxCounted {
-		return nil, nil
-	}
-	amqp, err := s.connect(ctx, s.c, "")
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = amqp.Close() }()
-	report, err := amqp.Inspect(ctx, all)
-	if err != nil {
-		return nil, err
-	}
-	counts := readyCounts{}
-	for _, q := range report.Queues {
-		counts[q.Name] = q
-	}
-	return counts, nil
-}
-
-// total adds messages that are unacked or held, which AMQP does not show, to the ready ones. Before
-// the management API has counted, the sum of no ready message is not known.
-func (r readyCounts) total(q discover.Queue) operate.Count {
-	n := r[q.Name].Ready
-	switch {
-	case !n.Known():
-		return q.Total
-	case !q.Total.Known() && n.N == 0:
-		return q.Total
-	}
-	n.N += max(q.Unacked.N, 0) + max(q.Held.N, 0)
-	return n
-}
-
-func lineOf(main discover.Main, ready readyCounts) overviewLine {
-	l := overviewLine{
-		Queue: main.Name, Ready: main.Ready, InProgress: main.Unacked, Consumers: main.Consumers,
-		Waiting: operate.Count{Source: operate.SourceManagement},
-		Dead:    operate.Count{Source: operate.SourceManagement},
-	}
-	if now := ready[main.Name]; now.Ready.Known() {
-		l.Ready, l.Consumers = now.Ready, now.Consumers
-	}
-	held := 0
-	for _, w := range main.Waits {
-		l.Waiting = plus(l.Waiting, ready.total(w.Queue))
-		l.WaitingShared = l.WaitingShared || w.Shared
-		held += max(w.Held.N, 0)
-	}
-	if main.Line != nil {
-		inLine := ready.total(*main.Line)
-		l.Waiting = plus(l.Waiting, waitInLine(inLine))
-		if inLine.N >= nearBound {
-			l.Trouble = append(l.Trouble, plural(inLine.N, "message")+" in the line, which is near its "+
-				"bound: see millpond order list")
-		}
-	}
-	for _, d := range main.Dead {
-		l.Dead = plus(l.Dead, ready.total(d.Queue))
-		held += max(d.Held.N, 0)
-	}
-	if len(main.Dead) == 0 {
-		l.Dead = operate.Count{N: -1}
-	}
-	held += max(main.Held.N, 0)
-	if l.Dead.N > 0 {
-		l.Trouble = append(l.Trouble, plural(l.Dead.N, "dead letter"))
-	}
-	if l.Consumers.Known() && l.Consumers.N == 0 {
-		l.Trouble = append(l.Trouble, "no consumer")
-	}
-	if held > 0 {
-		l.Trouble = append(l.Trouble, plural(held, "message")+" held: their target is missing or full")
-	}
-	switch {
-	case len(main.Dead) == 0:
-		l.Trouble = append(l.Trouble, "its dead-letter queue is not known: see --dlq")
-	case main.PlanErr != nil:
-		l.Trouble = append(l.Trouble, "a wait queue leads astray: see verify")
-	}
-	return l
-}
-
-// plus adds counts. The sum with an unknown count is unknown.
-func plus(a, b operate.Count) operate.Count {
-	if !a.Known() || !b.Known() {
-		return operate.Count{N: -1}
-	}
-	a.N += b.N
-	return a
 }
 
 func number(c operate.Count) string {

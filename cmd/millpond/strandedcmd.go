@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -49,21 +47,8 @@ type strays struct {
 
 // strayFlags choose stranded messages.
 func strayFlags(more ...cli.Flag) []cli.Flag {
-	return append([]cli.Flag{
-		&cli.StringSliceFlag{Name: "id", Usage: "the message with this `ID`; may be repeated"},
-		&cli.StringFlag{
-			Name: "error", Usage: "part of the `TEXT` of the last error, or /a regular expression/",
-		},
-		&cli.StringFlag{
-			Name: "since", Usage: "stranded at this `TIME` or later: 2026-03-01T12:00:00Z, or 2h for two " +
-				"hours ago",
-		},
-		&cli.StringFlag{Name: "until", Usage: "stranded before this `TIME`"},
-		&cli.StringSliceFlag{
-			Name: "header", Usage: "the message has this header, `K=V`; may be repeated",
-		},
-		&cli.IntFlag{Name: "limit", Usage: "at most `N` messages, the oldest"},
-	}, more...)
+	return append(
+		conditions("message", "stranded", "id", "error", "since", "until", "header", "limit"), more...)
 }
 
 // allStrays lets a command that moves messages take all of them.
@@ -162,32 +147,6 @@ func (a app) onChosenStrays(act func(context.Context, *cli.Command, *strays) err
 	}
 }
 
-// strayJSON is a stranded message in a list.
-type strayJSON struct {
-	ID        string                `json:"id"`
-	Queue     string                `json:"queue,omitempty"`
-	Since     *time.Time            `json:"since,omitempty"`
-	Cause     operate.Cause         `json:"cause"`
-	Why       string                `json:"why"`
-	WaitQueue string                `json:"wait_queue,omitempty"`
-	Failures  int                   `json:"failures"`
-	Error     string                `json:"error,omitempty"`
-	Class     header.Class          `json:"class,omitempty"`
-	History   []header.AttemptError `json:"history,omitempty"`
-	Message   json.RawMessage       `json:"message,omitempty"`
-}
-
-func strayOf(m operate.StrandedMessage) strayJSON {
-	j := strayJSON{
-		ID: m.ID, Queue: m.Queue, Cause: m.Cause, Why: m.Why, WaitQueue: m.WaitQueue,
-		Failures: m.Attempts, Error: m.Error, Class: m.Class,
-	}
-	if !m.DeadAt.IsZero() {
-		j.Since = &m.DeadAt
-	}
-	return j
-}
-
 func (a app) strandedList() *cli.Command {
 	return &cli.Command{
 		Name: "list", Usage: "list stranded messages, oldest first, with their queue, the time and the " +
@@ -201,7 +160,8 @@ func (a app) strandedList() *cli.Command {
 					return err
 				}
 				if n++; c.Bool(flagJSON) {
-					if err := a.printLine(strayOf(m)); err != nil {
+					m.History = nil
+					if err := a.printLine(m); err != nil {
 						return err
 					}
 					continue
@@ -248,15 +208,13 @@ func (a app) strandedShow() *cli.Command {
 			return a.withStrays(ctx, c, s, func() error {
 				found := 0
 				for m, err := range s.operator.Stranded(ctx, s.queue, s.filter, 0) {
+					if err == nil {
+						err = a.show(c, found, m)
+					}
 					if err != nil {
 						return err
 					}
-					if found++; found > 1 && !c.Bool(flagJSON) {
-						fmt.Fprintln(a.out)
-					}
-					if err := a.showStray(c, m); err != nil {
-						return err
-					}
+					found++
 				}
 				if found == 0 {
 					return notFound("there is no message %q in queue %q", id, s.queue)
@@ -265,31 +223,6 @@ func (a app) strandedShow() *cli.Command {
 			})
 		},
 	}
-}
-
-func (a app) showStray(c *cli.Command, m operate.StrandedMessage) (err error) {
-	if c.Bool(flagJSON) {
-		j := strayOf(m)
-		j.History = m.History
-		if j.Message, err = operate.Encode(m.Delivery); err != nil {
-			return err
-		}
-		return a.printJSON(j)
-	}
-	return a.details(c, m.Letter, [][]string{
-		{"id", m.ID},
-		{"for queue", orUnknown(m.Queue)},
-		{"stranded at", orUnknown(since(m.DeadAt))},
-		{"cause", string(m.Cause)},
-		{"why", m.Why},
-		{"wait queue", orUnknown(m.WaitQueue)},
-		{"failures", strconv.Itoa(m.Attempts)},
-		{"handler", orDash(m.Handler)},
-		{"class", orDash(string(m.Class))},
-		{"error", orDash(m.Error)},
-		{"replays", strconv.Itoa(m.Replays)},
-		{"origin", fmt.Sprintf("exchange %q, routing key %q", m.OriginExchange, m.OriginRoutingKey)},
-	})
 }
 
 func (a app) strandedReturn() *cli.Command {
@@ -312,64 +245,10 @@ func (a app) strandedReturn() *cli.Command {
 					DryRun: c.Bool("dry-run"), Progress: bar.show,
 				})
 				bar.end()
-				return a.reportStrays(c, s, "returned", r, err)
+				return a.report(c, "", "returned", strandedMessage, r, err)
 			})(ctx, c)
 		},
 	}
-}
-
-// reportStrays writes the outcome, also where the command ended with an error.
-func (a app) reportStrays(
-	c *cli.Command, s *strays, verb string, r operate.Returned, err error,
-) error {
-	p, left := r.Progress, 0
-	for _, l := range r.Left {
-		left += l.Messages
-	}
-	code := matched(c, p, err)
-	if code == nil && left > 0 {
-		code = errFound
-	}
-	if c.Bool(flagJSON) {
-		j := struct {
-			doneJSON
-			Left []leftJSON `json:"left,omitempty"`
-		}{doneJSON: doneJSON{
-			Total: p.Total, Seen: p.Seen, Chosen: p.Chosen, Done: p.Done, Refused: p.Refused,
-			DryRun: c.Bool("dry-run"),
-		}}
-		for _, l := range r.Left {
-			j.Left = append(j.Left, leftJSON(l))
-		}
-		if err != nil {
-			j.Error = err.Error()
-		}
-		return errors.Join(code, a.printJSON(j))
-	}
-	switch {
-	case err != nil && p.Seen == 0: // the number of messages is not known
-	case c.Bool("dry-run"):
-		fmt.Fprintf(a.out, "would have %s %s of %d; nothing was changed\n",
-			verb, plural(p.Chosen-left-p.Refused, "stranded message"), p.Total)
-	default:
-		fmt.Fprintf(a.out, "%s %s of %d\n", verb, plural(p.Done, "stranded message"), p.Total)
-	}
-	for _, l := range r.Left {
-		why := fmt.Sprintf("queue %q does not exist or cannot be reached", l.Queue)
-		switch l.Queue {
-		case "":
-			why = "no header names the queue; name one with --to"
-		case operate.OtherQueues:
-			why = "their queues do not exist or cannot be reached"
-		}
-		fmt.Fprintf(a.out, "%s left: %s\n", plural(l.Messages, "message"), why)
-	}
-	return code
-}
-
-type leftJSON struct {
-	Queue    string `json:"queue"`
-	Messages int    `json:"messages"`
 }
 
 func (a app) strandedExport() *cli.Command {
@@ -400,29 +279,11 @@ func (a app) strandedDiscard() *cli.Command {
 					"appended to",
 			}),
 		Action: a.onChosenStrays(func(ctx context.Context, c *cli.Command, s *strays) error {
-			options := operate.DiscardOptions{Filter: s.filter, Limit: s.limit, DryRun: c.Bool("dry-run")}
-			if !c.Bool("yes") && !options.DryRun {
-				err := a.confirm(func() (string, error) {
-					count := options
-					count.DryRun = true
-					p, err := s.operator.DiscardStranded(ctx, s.queue, count)
-					return fmt.Sprintf("Throw away %s of queue %q for good?",
-						plural(p.Chosen, "stranded message"), s.queue), err
+			options := operate.DiscardOptions{Filter: s.filter, Limit: s.limit}
+			return a.discard(c, "", strandedMessage, s.queue, options,
+				func(o operate.DiscardOptions) (operate.Progress, error) {
+					return s.operator.DiscardStranded(ctx, s.queue, o)
 				})
-				if err != nil {
-					return err
-				}
-			}
-			done, err := keepFirst(c, &options)
-			if err != nil {
-				return err
-			}
-			defer done()
-			bar := a.newBar("discarding")
-			options.Progress = bar.show
-			p, err := s.operator.DiscardStranded(ctx, s.queue, options)
-			bar.end()
-			return a.reportStrays(c, s, "discarded", operate.Returned{Progress: p}, err)
 		}),
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
@@ -43,22 +44,22 @@ var strandings = map[string]struct {
 	},
 }
 
-// waitOfShop is long enough that no message returns to its queue before the queue is deleted.
-const waitOfShop = 5 * time.Second
+// waitForAll is long enough that no message returns to its queue before the queue is deleted.
+const waitForAll = 5 * time.Second
 
-// shop is a service whose handler fails every message once.
-type shop struct {
-	*incident
+// vanishing is a service whose handler fails every message once. Its queue is deleted.
+type vanishing struct {
+	*oncall
 	strategy topology.Strategy
 	stranded string
 	mu       sync.Mutex
 	attempts map[string][]int // by body
 }
 
-func (s *shop) start() *rig.Service {
+func (s *vanishing) start() *rig.Service {
 	s.t.Helper()
 	return rig.Start(s.t, rig.Config{
-		URL: s.url, Queue: s.queue, Strategy: s.strategy, Policy: backoff.List{waitOfShop}, Keep: true,
+		URL: s.url, Queue: s.queue, Strategy: s.strategy, Policy: backoff.List{waitForAll}, Keep: true,
 		Configure: rig.QuorumQueue, Handle: func(msg *message.Message) error {
 			attempt := middleware.Attempt(msg.Context())
 			s.mu.Lock()
@@ -66,7 +67,7 @@ func (s *shop) start() *rig.Service {
 			body := string(msg.Payload)
 			s.attempts[body] = append(s.attempts[body], attempt)
 			if attempt == 1 {
-				return errBroken
+				return shop.ErrBroken
 			}
 			return nil
 		},
@@ -74,7 +75,7 @@ func (s *shop) start() *rig.Service {
 }
 
 // handled waits until n messages were handled, each at its second attempt.
-func (s *shop) handled(n int) {
+func (s *vanishing) handled(n int) {
 	s.t.Helper()
 	testbroker.WaitFor(s.t, fmt.Sprintf("%d orders to be handled", n), patience, func() bool {
 		s.mu.Lock()
@@ -96,29 +97,29 @@ func (s *shop) handled(n int) {
 }
 
 // strayLines lists the messages of the shop.
-func (s *shop) strayLines() (lines []strayJSON) {
+func (s *vanishing) strayLines() (lines []operate.StrandedMessage) {
 	s.t.Helper()
 	o := s.tool("stranded", "list", s.queue, "--json")
 	require.Zero(s.t, o.code, o.err)
 	for text := range strings.Lines(o.out) {
-		var line strayJSON
+		var line operate.StrandedMessage
 		require.NoError(s.t, json.Unmarshal([]byte(text), &line))
 		lines = append(lines, line)
 	}
 	return lines
 }
 
-func (s *shop) awaitStranded(n int) {
+func (s *vanishing) awaitStranded(n int) {
 	s.t.Helper()
 	testbroker.WaitFor(s.t, "the messages to be stranded", patience,
 		func() bool { return len(s.strayLines()) == n })
 }
 
 // unbind deletes the bindings that lead to the shop's queue.
-func (s *shop) unbind() {
+func (s *vanishing) unbind() {
 	s.t.Helper()
 	ch := testbroker.Channel(s.t, s.url)
-	plan := rig.PlanOf(s.t, s.strategy, s.queue, waitOfShop)
+	plan := rig.PlanOf(s.t, s.strategy, s.queue, waitForAll)
 	for _, b := range plan.Bindings {
 		if b.Queue != s.queue {
 			continue
@@ -138,22 +139,17 @@ func TestIncidentDeletedQueue(t *testing.T) {
 	t.Parallel()
 	node, api := testbroker.Managed(t, "")
 	rig.DeclareExchange(t, node.URL(), "events", "topic")
-	doc, err := os.ReadFile("../../docs/operations.md")
-	require.NoError(t, err)
 	t.Run("strategies", func(t *testing.T) {
 		for _, name := range slices.Sorted(maps.Keys(strandings)) {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				queue, flags := testbroker.Queue(t), strandings[name].flags
 				prefix := "of-" + queue
-				s := &shop{
-					incident: &incident{
-						service: &service{
-							t: t, url: node.URL(), queue: queue, kind: "quorum",
-							flags: append([]string{"--management", api, "--prefix", prefix}, flags...),
-						},
-						doc: string(doc), folder: t.TempDir(),
-					},
+				s := &vanishing{
+					oncall: newOncall(&service{
+						t: t, url: node.URL(), queue: queue, kind: "quorum",
+						flags: append([]string{"--management", api, "--prefix", prefix}, flags...),
+					}),
 					strategy: strandings[name].strategy(prefix), stranded: prefix + ".stranded",
 					attempts: map[string][]int{},
 				}
@@ -169,10 +165,10 @@ func TestIncidentDeletedQueue(t *testing.T) {
 
 const deleted = 20
 
-func (s *shop) queueDeleted() {
+func (s *vanishing) queueDeleted() {
 	began := time.Now().Add(-2 * time.Second) // the broker notes whole seconds
 	service := s.start()
-	s.orders(0, deleted)
+	shop.Post(s.t, s.url, s.queue, shop.Numbered(0, deleted)...)
 	testbroker.WaitFor(s.t, "all to have failed", patience, func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -193,9 +189,9 @@ func (s *shop) queueDeleted() {
 	for _, line := range s.strayLines() {
 		require.Equal(s.t, "orders", line.Queue)
 		require.Equal(s.t, operate.CauseQueueGone, line.Cause)
-		require.Equal(s.t, 1, line.Failures)
+		require.Equal(s.t, 1, line.Attempts)
 		require.Contains(s.t, line.WaitQueue, ".")
-		require.WithinRange(s.t, *line.Since, began, time.Now().Add(time.Second))
+		require.WithinRange(s.t, line.DeadAt, began, time.Now().Add(time.Second))
 	}
 	require.Contains(s.t, s.follow("millpond stranded list orders"),
 		`queue_gone    queue "orders" does not exist or cannot be reached`)
@@ -227,10 +223,10 @@ func (s *shop) queueDeleted() {
 	require.Empty(s.t, s.strayLines())
 }
 
-func (s *shop) bindingDeleted() {
+func (s *vanishing) bindingDeleted() {
 	service := s.start()
 	s.unbind()
-	s.orders(deleted, 2*deleted)
+	shop.Post(s.t, s.url, s.queue, shop.Numbered(deleted, 2*deleted)...)
 	s.awaitStranded(deleted)
 	lines := s.strayLines()
 	for _, line := range lines {
@@ -276,11 +272,11 @@ func (s *shop) bindingDeleted() {
 }
 
 // keyChanged sets a policy that leads messages nowhere when their wait is over.
-func (s *shop) keyChanged(node *testbroker.Node) {
+func (s *vanishing) keyChanged(node *testbroker.Node) {
 	running := s.start()
 	defer running.Stop()
 	node.Ctl(s.t, "set_policy", "nowhere", `^of-.*\.wait\.`, `{"dead-letter-routing-key":"nowhere"}`)
-	s.orders(2*deleted, 3*deleted)
+	shop.Post(s.t, s.url, s.queue, shop.Numbered(2*deleted, 3*deleted)...)
 	s.awaitStranded(deleted)
 	blind := *s.service
 	blind.flags = blind.flags[2:]

@@ -63,10 +63,13 @@ func (a app) open(ctx context.Context, c *cli.Command) (s *session, err error) {
 // find finds the queues of the virtual host. Where a dead-letter queue is not known, its letters
 // may tell it.
 func (s *session) find(ctx context.Context, vhost string) error {
-	cluster := discover.WithCluster(s.operator.Cluster())
-	found, err := discover.Find(ctx, s.api, vhost, cluster)
+	options := []discover.Option{discover.WithCluster(s.operator.Cluster())}
+	if s.c.Name == "status" && s.c.NArg() == 0 {
+		options = append(options, discover.WithCounts(s.operator))
+	}
+	found, err := discover.Find(ctx, s.api, vhost, options...)
 	if err == nil && slices.ContainsFunc(found.Mains, deadUnknown) && len(found.Unclaimed) > 0 {
-		found, err = discover.Find(ctx, s.api, vhost, cluster, discover.WithLooks(s.operator))
+		found, err = discover.Find(ctx, s.api, vhost, append(options, discover.WithLooks(s.operator))...)
 	}
 	if err == nil {
 		s.vhost = &found
@@ -113,17 +116,22 @@ func (a app) connect(ctx context.Context, c *cli.Command, api string) (*operate.
 // planned connects, calls f with the plan that the flags make, and closes.
 func (a app) planned(
 	ctx context.Context, c *cli.Command, queue string, f func(*session, topology.Plan) error,
-) (err error) {
+) error {
 	plan, err := a.planOf(c, queue)
 	if err != nil {
 		return err
 	}
+	return a.opened(ctx, c, func(s *session) error { return f(s, plan) })
+}
+
+// opened connects, calls f, and closes.
+func (a app) opened(ctx context.Context, c *cli.Command, f func(*session) error) (err error) {
 	s, err := a.open(ctx, c)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.operator.Close()) }()
-	return f(s, plan)
+	return f(s)
 }
 
 // each calls f for each of the named queues, or for all that were found if none is named. An error
@@ -131,26 +139,30 @@ func (a app) planned(
 // another.
 func (a app) each(
 	ctx context.Context, c *cli.Command, queues []string, f func(*session, topology.Plan) error,
-) (err error) {
-	s, err := a.open(ctx, c)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.operator.Close()) }()
-	plans, err := s.plans(queues)
-	if err != nil {
-		return err
-	}
+) error {
+	return a.opened(ctx, c, func(s *session) error {
+		plans, err := s.plans(queues)
+		if err != nil {
+			return err
+		}
+		return s.each(ctx, plans, func(plan topology.Plan) error { return f(s, plan) })
+	})
+}
+
+// each calls f for each plan, with the name of its queue above its output if there are several.
+func (s *session) each(
+	ctx context.Context, plans []topology.Plan, f func(topology.Plan) error,
+) error {
 	s.several, s.deads = len(plans) > 1, map[string]int{}
 	for _, plan := range plans {
 		s.deads[plan.Dead.RoutingKey]++
 	}
 	var errs []error
 	for _, plan := range plans {
-		if s.several && !c.Bool(flagJSON) {
-			fmt.Fprintf(a.told(c), "%s:\n", harmless(plan.Queue))
+		if s.several && !s.c.Bool(flagJSON) {
+			fmt.Fprintf(s.told(s.c), "%s:\n", harmless(plan.Queue))
 		}
-		errs = append(errs, f(s, plan))
+		errs = append(errs, f(plan))
 		if ctx.Err() != nil {
 			errs = append(errs, context.Cause(ctx))
 			break

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
-	"time"
 
 	"github.com/urfave/cli/v3"
 
@@ -29,16 +27,9 @@ func (a app) waiting() *cli.Command {
 
 // waiterJSON is a message that waits, as one line of a list.
 type waiterJSON struct {
-	ID        string     `json:"id"`
-	WaitQueue string     `json:"wait_queue"`
-	Delay     string     `json:"delay"`
-	Queue     string     `json:"queue,omitempty"`
-	Failures  int        `json:"failures"`
-	Error     string     `json:"error,omitempty"`
-	Class     string     `json:"class,omitempty"`
-	Due       *time.Time `json:"due,omitempty"`
-	Size      int        `json:"size"`
-	Count     int        `json:"wait_queue_count"` // of messages in the wait queue
+	operate.Waiter
+	Delay string `json:"delay"`
+	Count int    `json:"wait_queue_count"` // of messages in the wait queue
 }
 
 func (a app) waitingList() *cli.Command {
@@ -52,15 +43,24 @@ func (a app) waitingList() *cli.Command {
 		},
 		ShellComplete: a.completeQueues,
 		Action: func(ctx context.Context, c *cli.Command) error {
-			return a.each(ctx, c, c.Args().Slice(), func(s *session, plan topology.Plan) error {
-				waiters, err := s.operator.Waiting(ctx, plan, operate.Filter{})
-				if err != nil && len(waiters) == 0 {
-					return err // a queue was not looked at, so messages may wait
+			return a.opened(ctx, c, func(s *session) error {
+				plans, err := s.plans(c.Args().Slice())
+				if err != nil {
+					return err
 				}
-				waiters = slices.DeleteFunc(waiters, func(w operate.Waiter) bool {
-					return s.several && !waitsFor(w.Queue, plan.Queue)
+				if s.vhost != nil && c.NArg() == 0 {
+					plans = []topology.Plan{s.vhost.Waits()} // also of queues that are gone
+				}
+				return s.each(ctx, plans, func(plan topology.Plan) error {
+					chosen := operate.Filter{Match: func(l operate.Letter) bool {
+						return !s.several || waitsFor(l.Queue, plan.Queue)
+					}}
+					waiters, err := s.operator.Waiting(ctx, plan, chosen)
+					if err != nil && len(waiters) == 0 {
+						return err // a queue was not looked at, so messages may wait
+					}
+					return errors.Join(err, a.printWaiting(c, waiters))
 				})
-				return errors.Join(err, a.printWaiting(c, waiters))
 			})
 		},
 	}
@@ -80,26 +80,19 @@ func (a app) printWaiting(c *cli.Command, waiters []operate.Waiter) error {
 		if shown[w.WaitQueue]++; limit > 0 && shown[w.WaitQueue] > limit {
 			continue
 		}
-		j := waiterJSON{
-			ID: w.ID, WaitQueue: w.WaitQueue, Delay: w.Delay.String(), Queue: w.Queue,
-			Failures: w.Failures, Error: w.Error, Class: string(w.Class), Size: w.Size,
-			Count: of[w.WaitQueue],
-		}
-		if !w.Due.IsZero() {
-			j.Due = &w.Due
-		}
 		if c.Bool(flagJSON) {
-			if err := a.printLine(j); err != nil {
+			if err := a.printLine(waiterJSON{w, w.Delay.String(), of[w.WaitQueue]}); err != nil {
 				return err
 			}
 			continue
 		}
 		rows = append(rows, []string{
-			j.Delay, w.ID, when(w.Due), strconv.Itoa(w.Failures), orDash(j.Class), orDash(w.Queue),
-			orDash(w.Error),
+			w.Delay.String(), w.ID, when(w.Due), strconv.Itoa(w.Failures), orDash(string(w.Class)),
+			orDash(w.Queue), orDash(w.Error),
 		})
 		if shown[w.WaitQueue] == limit && of[w.WaitQueue] > limit {
-			rows = append(rows, []string{j.Delay, fmt.Sprintf("… and %d more", of[w.WaitQueue]-limit)})
+			rows = append(rows,
+				[]string{w.Delay.String(), fmt.Sprintf("… and %d more", of[w.WaitQueue]-limit)})
 		}
 	}
 	switch {
@@ -136,7 +129,7 @@ func (a app) takeOut(name, done, use string, act taker) *cli.Command {
 				}
 				p, err := act(s.operator, ctx, plan, choose)
 				if c.Bool(flagJSON) {
-					err = a.report(c, plan.Queue, done, p, err)
+					err = a.report(c, plan.Queue, done, "message", operate.Returned{Progress: p}, err)
 				} else {
 					fmt.Fprintf(a.out, "%s %s of %d that wait\n", done, plural(p.Done, "message"), p.Total)
 					err = matched(c, p, err)

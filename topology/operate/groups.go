@@ -23,26 +23,29 @@ const (
 // Group is a group of dead letters with the same Fingerprint.
 type Group struct {
 	// ID is the ID of the fingerprint, which Filter.Group takes. It is empty for "(others)".
-	ID string
+	ID string `json:"group,omitempty"`
 	// Error is the error with placeholders; "(others)" for letters that came after a thousand groups.
-	Error string
-	Count int
+	Error string `json:"error"`
+	Count int    `json:"count"`
 	// First and Last are the earliest and the latest DeadAt; zero where no letter has one.
-	First, Last time.Time
+	First time.Time `json:"first,omitzero"`
+	Last  time.Time `json:"last,omitzero"`
 	// Queues, Handlers and Reasons count the letters by queue, handler and reason; "" stands for a
 	// letter that names none. Each has at most twenty names, and "(others)" for letters with more.
-	Queues, Handlers, Reasons map[string]int
+	Queues   map[string]int `json:"queues"`
+	Handlers map[string]int `json:"handlers"`
+	Reasons  map[string]int `json:"reasons"`
 	// Sample is the first of the letters.
-	Sample Sample
+	Sample Sample `json:"sample"`
 }
 
 // Sample is a letter as an example of its group.
 type Sample struct {
-	ID string
+	ID string `json:"id"`
 	// Position in the queue when it was looked at, 1 for the oldest.
-	Position int
+	Position int `json:"position"`
 	// Error as it is, cut at header.MaxErrorBytes.
-	Error string
+	Error string `json:"error,omitempty"`
 }
 
 // GroupByError reads letters, as Dead returns them, and groups them by Fingerprint, the largest

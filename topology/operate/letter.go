@@ -20,38 +20,38 @@ const uuidHeader = "_watermill_message_uuid"
 type Letter struct {
 	// ID is the message id, else Watermill's UUID of at most 255 bytes, else "sha256:" and the first
 	// twelve digits of a hash of the payload. It need not be unique.
-	ID string
+	ID string `json:"id"`
 	// Position in the queue when it was looked at, 1 for the oldest.
-	Position int
+	Position int `json:"position"`
 	// Queue is the queue whose handler gave up.
-	Queue string
+	Queue string `json:"queue,omitempty"`
 	// DeadAt is when it was dead-lettered, by the broker itself: the time in x-death.
-	DeadAt time.Time
+	DeadAt time.Time `json:"dead_at,omitzero"`
 	// Attempts that failed in the last round.
-	Attempts int
+	Attempts int `json:"attempts"`
 	// Reason is a reason of the middleware, or of the broker: expired, rejected, maxlen,
 	// delivery_limit.
-	Reason header.Reason
+	Reason header.Reason `json:"reason,omitempty"`
 	// Error is the last error, which may be cut.
-	Error string
+	Error string `json:"error,omitempty"`
 	// Class of the last error.
-	Class header.Class
+	Class header.Class `json:"class,omitempty"`
 	// Handler that gave up.
-	Handler string
+	Handler string `json:"handler,omitempty"`
 	// Deadline is the end of the message's own expiration, of a letter with header.ReasonDeadline.
 	// DeadlineFrom names the time that the expiration was counted from, such as
 	// header.FromTimestamp; it is empty where that was not noted.
-	Deadline     time.Time
-	DeadlineFrom string
+	Deadline     time.Time `json:"deadline,omitzero"`
+	DeadlineFrom string    `json:"deadline_from,omitempty"`
 	// Replays is how often Replay has moved it back before.
-	Replays int
+	Replays int `json:"replays"`
 	// History has an entry for each failed attempt, oldest first, also of earlier rounds; of very many
 	// the oldest are missing.
-	History []header.AttemptError
+	History []header.AttemptError `json:"history,omitempty"`
 	// OriginExchange and OriginRoutingKey are how it was published first.
-	OriginExchange, OriginRoutingKey string
+	OriginExchange, OriginRoutingKey string `json:"-"`
 	// Delivery is the message as it is in the queue. It cannot be acked or nacked.
-	Delivery amqp.Delivery
+	Delivery amqp.Delivery `json:"-"`
 
 	waits time.Duration // the delay of its wait queue
 }

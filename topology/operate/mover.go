@@ -175,17 +175,17 @@ func (p *pace) wait(ctx context.Context) error {
 // Progress counts the messages of a call, while it runs and at its end.
 type Progress struct {
 	// Total is the number of messages in the queue at the beginning.
-	Total int
+	Total int `json:"total"`
 	// Seen of them were looked at.
-	Seen int
+	Seen int `json:"seen"`
 	// Chosen are the messages that the filter chose.
-	Chosen int
+	Chosen int `json:"chosen"`
 	// Done counts the messages that were moved and confirmed in their queue, or thrown away. It is
 	// less than Chosen while publishes are under way, and in a dry run.
-	Done int
+	Done int `json:"done"`
 	// Foreign were chosen, but not taken, because their headers name another queue, or none with
 	// ReplayOptions.Named.
-	Foreign int
+	Foreign int `json:"foreign,omitempty"`
 	// Refused by the edit hook, or too large with the headers that a replay adds: still in the queue.
-	Refused int
+	Refused int `json:"refused,omitempty"`
 }

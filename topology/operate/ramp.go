@@ -61,36 +61,38 @@ type RampOptions struct {
 // nowhere else.
 type RampResult struct {
 	// Run is the name of this run, in the marks of its letters.
-	Run string
+	Run string `json:"run"`
 	// Step is the step that was reached: "canary", "step 1" and so on, "rest", "" before the first.
-	Step string
+	Step string `json:"step,omitempty"`
 	// Started are the letters that were chosen at the beginning, up to Limit, without letters that
 	// another client has taken since.
-	Started int
+	Started int `json:"started"`
 	// Handled were replayed and then seen nowhere for RampOptions.Settle: neither in the queue, as far
 	// as its count allows for them, nor in a wait queue of the plan, nor in its dead-letter queue. A
 	// slow handler may still have up to AtHandler of them. A message that a handler passes on, or that
 	// waits in a queue outside of the plan, counts here, too.
-	Handled int
+	Handled int `json:"handled"`
 	// DeadAgain are back in the dead-letter queue.
-	DeadAgain int
+	DeadAgain int `json:"dead_again"`
 	// Waiting are in wait queues of the plan, after an attempt that failed.
-	Waiting int
+	Waiting int `json:"waiting"`
 	// Unsettled may be in the queue, at a handler, or in a wait queue that could not be looked at: the
 	// most that the counts of these queues allow for, and all that had no time to settle.
-	Unsettled int
+	Unsettled int `json:"unsettled"`
 	// Left were not replayed: they are in the dead-letter queue, where another call finds them.
-	Left int
+	Left int `json:"left"`
 	// AtHandler counts all messages of the queue that consumers hold, also others than these; it is
 	// known from the management API alone, at the end.
-	AtHandler Count
+	AtHandler Count `json:"-"`
 	// Spent, Foreign and Refused are in the dead-letter queue: passed over because of MaxReplays,
 	// because their headers name another queue (or none, with Named), and because they cannot be
 	// published. The first two are not part of Started.
-	Spent, Foreign, Refused int
+	Spent   int `json:"spent,omitempty"`
+	Foreign int `json:"foreign,omitempty"`
+	Refused int `json:"refused,omitempty"`
 	// Unseen says why the last look was not possible. Then letters that are dead again or wait may be
 	// among Unsettled.
-	Unseen error
+	Unseen error `json:"-"`
 }
 
 // Replayed returns how many letters were confirmed in their queue and left the dead-letter queue.

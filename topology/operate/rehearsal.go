@@ -29,17 +29,17 @@ type Rehearsal struct {
 	Progress
 	// Target is the queue that would get them, with its ready messages and consumers, which are
 	// unknown where it is missing.
-	Target           string
-	Ready, Consumers Count
+	Target           string `json:"target"`
+	Ready, Consumers Count  `json:"-"`
 	// Spent are passed over because of MaxReplays.
-	Spent int
+	Spent int `json:"spent,omitempty"`
 	// Largest is the size of the largest payload of a chosen letter, in bytes.
-	Largest int
+	Largest int `json:"largest,omitempty"`
 	// Expiring are the chosen letters with an expiration, or dead because their time was over. A
 	// replay leaves the expiration out, so that they do not expire again.
-	Expiring int
+	Expiring int `json:"expiring,omitempty"`
 	// Findings are the findings of Verify and the obstacles of this replay, the critical ones first.
-	Findings []Finding
+	Findings []Finding `json:"findings"`
 }
 
 // largeMessage is the default limit of RabbitMQ 4, which a user cannot see.

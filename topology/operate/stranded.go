@@ -23,11 +23,11 @@ type StrandedMessage struct {
 	// zero where that was not noted. Attempts counts the failures so far. Reason is empty.
 	Letter
 	// WaitQueue is the wait queue that it came from; empty where that was not noted.
-	WaitQueue string
+	WaitQueue string `json:"wait_queue,omitempty"`
 	// Cause says why the message does not reach its queue, as far as the broker shows it now.
-	Cause Cause
+	Cause Cause `json:"cause,omitempty"`
 	// Why is the cause in words, with names.
-	Why string
+	Why string `json:"why,omitempty"`
 }
 
 // Stranded returns the messages of a stranded queue that filter chooses, oldest first, up to limit

@@ -17,7 +17,7 @@ type Returned struct {
 	Progress
 	// Left counts the chosen messages that stay because their queue does not exist, by queue in the
 	// order of the names. After a thousand queues the others are counted under OtherQueues.
-	Left []QueueCount
+	Left []QueueCount `json:"left,omitempty"`
 }
 
 // OtherQueues stands in a QueueCount for all queues after the first thousand.
@@ -26,8 +26,8 @@ const OtherQueues = "(others)"
 // QueueCount is a number of messages for a queue. Queue is empty for messages whose headers name
 // none.
 type QueueCount struct {
-	Queue    string
-	Messages int
+	Queue    string `json:"queue"`
+	Messages int    `json:"messages"`
 }
 
 // ReturnStranded moves messages of a stranded queue to their queues: each is confirmed there before

@@ -29,22 +29,22 @@ const (
 // Waiter is a message that waits.
 type Waiter struct {
 	// ID is read like the ID of a Letter.
-	ID string
+	ID string `json:"id"`
 	// WaitQueue is the wait queue it is in, and Delay the delay of that queue.
-	WaitQueue string
-	Delay     time.Duration
+	WaitQueue string        `json:"wait_queue"`
+	Delay     time.Duration `json:"-"`
 	// Queue is the queue it returns to, by its headers: with topology.Shared not always the queue of
 	// the plan.
-	Queue string
+	Queue string `json:"queue,omitempty"`
 	// Failures so far, the last error and its class.
-	Failures int
-	Error    string
-	Class    header.Class
+	Failures int          `json:"failures"`
+	Error    string       `json:"error,omitempty"`
+	Class    header.Class `json:"class,omitempty"`
 	// Due is when it returns to its queue, counted from the last failure; later where it waits in
 	// rounds. Zero where the headers do not say.
-	Due time.Time
+	Due time.Time `json:"due,omitzero"`
 	// Size of the payload, in bytes.
-	Size int
+	Size int `json:"size"`
 }
 
 // newWaiter reads a message of a wait queue, which has the headers of a stranded one.

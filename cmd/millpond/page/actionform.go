@@ -2,26 +2,16 @@ package page
 
 import (
 	"cmp"
-	"fmt"
-	"maps"
 	"net/http"
 	"net/url"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
-	udiff "github.com/aymanbagabas/go-udiff"
-	amqp "github.com/rabbitmq/amqp091-go"
-
-	"github.com/millpond-go/millpond/cmd/millpond/internal/headertext"
+	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
 	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
 	"github.com/millpond-go/millpond/topology/operate"
-	"github.com/millpond-go/millpond/topology/operate/discover"
 )
-
-type strandedQueue = discover.Queue
 
 // formReader reads the fields of a form and keeps the first error.
 type formReader struct {
@@ -65,7 +55,7 @@ func (f *formReader) duration(name string) time.Duration {
 // requestOf reads a form.
 func (h *Handler) requestOf(values url.Values) (job.Request, error) {
 	f := &formReader{Values: values}
-	chosen, err := filterOf(values)
+	chosen, err := filterOf(values, "delay")
 	if err != nil {
 		return job.Request{}, err
 	}
@@ -80,7 +70,7 @@ func (h *Handler) requestOf(values url.Values) (job.Request, error) {
 		Kind: job.Kind(f.text("kind")), Queue: f.text("queue"), Filter: o,
 		All: f.Get("all") != "", To: f.text("to"), Rate: f.decimal("rate", "/s"),
 	}
-	if len(h.masks) > 0 && (chosen.Payload != "" || r.Kind == job.Edit) {
+	if len(h.masks) > 0 && (o.Payload != "" || r.Kind == job.Edit) {
 		return r, badRequest("payloads are masked here: nothing can be chosen by its payload or edited")
 	}
 	switch r.Kind {
@@ -104,10 +94,10 @@ func (h *Handler) requestOf(values url.Values) (job.Request, error) {
 		r.Mark = f.text("mark")
 		r.Key, err = h.keyOf(r.Queue, f.text("key"))
 		r.KeyText = h.shownKey(r.Key)
-	case job.Release, job.Cancel:
-		r.Filter.Delay = f.duration("delay")
 	case job.Edit:
-		r.Change, err = changeOf(f)
+		// Browsers write line ends as CR LF. A payload with CR is not written as text.
+		text := strings.ReplaceAll(f.Get("text"), "\r\n", "\n")
+		r.Change = &job.Change{Letter: f.text("letter"), Text: text}
 	}
 	if f.err != nil {
 		err = f.err
@@ -115,34 +105,8 @@ func (h *Handler) requestOf(values url.Values) (job.Request, error) {
 	return r, err
 }
 
-// changeOf reads the form of an edit.
-func changeOf(f *formReader) (*job.Change, error) {
-	c := &job.Change{Letter: f.text("letter"), Set: amqp.Table{}}
-	// Browsers write line ends as CR LF. A payload with CR is not edited as text.
-	c.Body = []byte(strings.ReplaceAll(f.Get("body"), "\r\n", "\n"))
-	for line := range strings.Lines(f.Get("set")) {
-		if line = strings.TrimSpace(line); line == "" {
-			continue
-		}
-		name, text, ok := strings.Cut(line, "=")
-		if ok {
-			line = strings.TrimSpace(name) + "=" + strings.TrimSpace(text)
-		}
-		key, value, err := headertext.Parse(line)
-		if err != nil {
-			return nil, badRequest("%v", err)
-		}
-		c.Set[key] = value
-	}
-	c.Unset = append(c.Unset, strings.Fields(f.Get("unset"))...)
-	return c, nil
-}
-
 // editView is the form of an edit.
-type editView struct {
-	Queue, Letter, ID, Body string
-	Headers                 []string
-}
+type editView struct{ Queue, Letter, ID, Text string }
 
 // editPage looks at a letter and shows it for an edit.
 func (h *Handler) editPage(w http.ResponseWriter, r *http.Request) error {
@@ -183,71 +147,22 @@ func (h *Handler) editPage(w http.ResponseWriter, r *http.Request) error {
 	return notFound("there is no letter %q in queue %q any more: look again", id, dead)
 }
 
-// maxEdited is the largest payload that can be edited in a page.
+// maxEdited is the largest text of a letter that can be edited in a page.
 const maxEdited = 1 << 20
 
 func (h *Handler) showEdit(
 	w http.ResponseWriter, r *http.Request, queue string, l operate.Letter,
 ) error {
-	body := string(l.Delivery.Body)
-	switch {
-	case len(body) > maxEdited:
-		return badRequest("the payload has %d bytes, and a page edits at most %d: use millpond dead "+
-			"replay --edit", len(body), maxEdited)
-	case !utf8.ValidString(body) || strings.ContainsAny(body, "\r\x00"):
-		return badRequest("the payload is no text that a page can edit: use millpond dead replay " +
-			"--edit")
-	}
-	v := editView{Queue: queue, Letter: job.Identity(l), ID: l.ID, Body: body}
-	text, err := messageText(l.Delivery.Headers, nil)
+	content, _ := lettertext.Of(l.Delivery.Headers, l.Delivery.Body)
+	text, err := content.Text()
 	if err != nil {
 		return err
 	}
-	v.Headers = strings.Split(strings.TrimSpace(text), "\n")
-	h.render(w, r, http.StatusOK, "edit", view{Title: "Edit a letter", Nav: "dead", Data: v})
-	return nil
-}
-
-// diffLine is a line of a difference; Kind is "+", "-" or "".
-type diffLine struct{ Kind, Text string }
-
-// maxDiff bounds the lines of a difference that are shown.
-const maxDiff = 1000
-
-// differenceOf returns how a letter changes.
-func differenceOf(before amqp.Delivery, after amqp.Publishing) ([]diffLine, error) {
-	was, err := messageText(before.Headers, before.Body)
-	if err != nil {
-		return nil, err
+	if len(text) > maxEdited {
+		return badRequest("the letter has %d bytes as text, and a page edits at most %d: use millpond "+
+			"dead replay --edit", len(text), maxEdited)
 	}
-	is, err := messageText(after.Headers, after.Body)
-	if err != nil {
-		return nil, err
-	}
-	var lines []diffLine
-	for line := range strings.SplitSeq(udiff.Unified("before", "after", was, is), "\n") {
-		kind := ""
-		if line != "" && strings.ContainsRune("+-", rune(line[0])) && len(lines) > 1 {
-			kind = line[:1]
-		}
-		if lines = append(lines, diffLine{kind, oneLine(2000, line)}); len(lines) == maxDiff {
-			break
-		}
-	}
-	return lines, nil
-}
-
-// messageText writes headers with their types and a payload as lines.
-func messageText(headers amqp.Table, body []byte) (string, error) {
-	var text strings.Builder
-	for _, key := range slices.Sorted(maps.Keys(headers)) {
-		if !strings.HasPrefix(key, "x-") && !strings.HasPrefix(key, "millpond-") {
-			fmt.Fprintf(&text, "%s (%T) = %s\n", key, headers[key],
-				strings.ReplaceAll(operate.HeaderText(headers[key]), "\n", `\n`))
-		}
-	}
-	if body != nil {
-		fmt.Fprintf(&text, "\n%s\n", body)
-	}
-	return text.String(), nil
+	return h.show(w, r, "edit", view{
+		Title: "Edit a letter", Nav: "dead", Data: editView{queue, job.Identity(l), l.ID, text},
+	})
 }

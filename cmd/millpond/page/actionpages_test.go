@@ -1,7 +1,6 @@
 package page_test
 
 import (
-	"bufio"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -14,30 +13,33 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/cmd/millpond/page"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 )
 
 // acting opens a page on which actions are allowed.
 func (h *house) acting(folder string) *visitor {
-	h.t.Helper()
+	h.T.Helper()
 	return h.open(func(c *page.Config) { c.AllowActions, c.StateFolder = true, folder })
 }
 
 // dies publishes n dead letters of the queue orders.
 func (h *house) dies(prefix, text string, n int) {
-	h.t.Helper()
+	h.T.Helper()
+	var letters []amqp.Publishing
 	for i := range n {
 		id := fmt.Sprint(prefix, i)
-		m := letter("orders", id, text, time.Now(), []byte(id), amqp.Table{"tenant": "a"})
-		rig.Publish(h.t, h.url, "", "orders.dlq", m)
+		letters = append(letters,
+			shop.Letter("orders", id, text, time.Now(), []byte(id), amqp.Table{"tenant": "a"}))
 	}
-	rig.AwaitDepth(h.t, h.url, "orders.dlq", n)
+	h.Post("orders.dlq", letters...)
+	rig.AwaitDepth(h.T, h.URL, "orders.dlq", n)
 }
 
 var (
 	inputs = regexp.MustCompile(`<input type="hidden" name="([^"]+)" value="([^"]*)">`)
-	texts  = regexp.MustCompile(`(?s)<textarea id="body" name="body"[^>]*>\n(.*?)</textarea>`)
+	texts  = regexp.MustCompile(`(?s)<textarea id="text" name="text"[^>]*>\n(.*?)</textarea>`)
 )
 
 // formIn returns the hidden fields of the form of a page that goes to a path.
@@ -97,21 +99,22 @@ func TestReplayByFormsAlone(t *testing.T) {
 	wrong := formIn(t, other.body, "/action/start")
 	wrong.Set("id", confirm.Get("id"))
 	require.Equal(t, http.StatusConflict, v.post("/action/start", wrong).StatusCode)
-	rig.AwaitDepth(t, h.url, "orders.dlq", 20)
+	rig.AwaitDepth(t, h.URL, "orders.dlq", 20)
 
-	events := colleague.events()
+	events := colleague.stream()
+	defer events.close()
 	a = v.post("/action/start", confirm)
 	require.Equal(t, http.StatusOK, a.StatusCode, a.body)
 	require.Contains(t, a.body, `<noscript><meta http-equiv="refresh"`)
 	require.Contains(t, a.body, `action="/action/stop"`)
-	colleague.awaitEvent(events, "running", "Replay 20 dead letters")
+	events.await("running", "Replay 20 dead letters")
 	require.Contains(t, colleague.get("/").body, "Running: Replay 20 dead letters")
 	body := v.ends(address)
 	require.Contains(t, body, "done: 20 of 20")
 	require.Contains(t, body, "started 20 = handled 20 + dead again 0 + waiting 0 + left 0")
 	require.NotContains(t, body, "refresh")
 	require.Contains(t, colleague.get("/actions").body, "done: 20 of 20")
-	rig.AwaitDepth(t, h.url, "orders.dlq", 0)
+	rig.AwaitDepth(t, h.URL, "orders.dlq", 0)
 }
 
 func TestStopAndResumeByForms(t *testing.T) {
@@ -151,14 +154,15 @@ func TestEditByForms(t *testing.T) {
 	v := h.acting("")
 	a := v.post("/edit", url.Values{"page": {"/letter?dead=orders.dlq&id=o-1&position=2"}})
 	require.Equal(t, http.StatusOK, a.StatusCode, a.body)
-	require.Equal(t, "o-1", texts.FindStringSubmatch(a.body)[1])
+	require.Equal(t, "tenant string \"a\"\n\npayload as text:\no-1\n",
+		unescaped(texts.FindStringSubmatch(a.body)[1]))
 	form := formIn(t, a.body, "/action/rehearse")
-	form.Set("body", "repaired\r\n<b>")
-	form.Set("set", "tenant=b\r\nnew = 1")
+	form.Set("text", "tenant string \"b\"\r\nnew int32 1\r\npayload as text:\r\nrepaired\r\n<b>\r\n")
 	a = v.post("/action/rehearse", form)
 	require.Equal(t, http.StatusOK, a.StatusCode, a.body)
 	for _, want := range []string{
-		"<del>-tenant (string) = a</del>", "<ins>&#43;tenant (string) = b</ins>",
+		"<del>-tenant string &#34;a&#34;</del>", "<ins>&#43;tenant string &#34;b&#34;</ins>",
+		"<ins>&#43;new int32 1</ins>",
 		"<del>-o-1</del>", "<ins>&#43;repaired</ins>", "<ins>&#43;&lt;b&gt;</ins>",
 	} {
 		require.Contains(t, a.body, want)
@@ -166,8 +170,8 @@ func TestEditByForms(t *testing.T) {
 	address := a.Request.URL.RequestURI()
 	v.post("/action/start", formIn(t, a.body, "/action/start"))
 	require.Contains(t, v.ends(address), "done: 1 of 1")
-	rig.AwaitDepth(t, h.url, "orders.dlq", 2)
-	rig.AwaitDepth(t, h.url, "orders.dlq.originals", 1)
+	rig.AwaitDepth(t, h.URL, "orders.dlq", 2)
+	rig.AwaitDepth(t, h.URL, "orders.dlq.originals", 1)
 	require.NotContains(t, v.get("/act?queue=orders").body, `value="discard"`,
 		"without a folder nothing is discarded")
 }
@@ -212,11 +216,14 @@ func TestActionsNeedTheFlagTheRoleAndTheToken(t *testing.T) {
 		c.Accounts = []page.Account{{Name: "eve", Secret: "only may read", Role: page.RoleRead}}
 	})
 	reader.client.Transport = withAuth{reader.client.Transport, "eve", "only may read"}
+	const link = "Act on these messages"
+	require.NotContains(t, reader.post("/dead/look?queue=orders", url.Values{}).body, link)
+	require.Contains(t, v.post("/dead/look?queue=orders", url.Values{}).body, link)
 	form.Del("form")
 	a := reader.post("/action/rehearse", form)
 	require.Equal(t, http.StatusForbidden, a.StatusCode)
 	require.Contains(t, a.body, "may only read")
-	rig.AwaitDepth(t, h.url, "orders.dlq", 1)
+	rig.AwaitDepth(t, h.URL, "orders.dlq", 1)
 }
 
 // withAuth sends a name and a password with each request.
@@ -229,32 +236,6 @@ func (a withAuth) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
 	r.SetBasicAuth(a.name, a.secret)
 	return a.RoundTripper.RoundTrip(r)
-}
-
-// events opens the stream of a page.
-func (v *visitor) events() *bufio.Scanner {
-	v.t.Helper()
-	req, err := http.NewRequestWithContext(v.t.Context(), http.MethodGet, v.server.URL+"/events", nil)
-	require.NoError(v.t, err)
-	resp, err := v.client.Do(req)
-	require.NoError(v.t, err)
-	v.t.Cleanup(func() { _ = resp.Body.Close() })
-	return bufio.NewScanner(resp.Body)
-}
-
-// awaitEvent reads a stream until an event of a part has a text.
-func (v *visitor) awaitEvent(stream *bufio.Scanner, part, text string) {
-	v.t.Helper()
-	event := ""
-	for stream.Scan() {
-		if name, is := strings.CutPrefix(stream.Text(), "event: "); is {
-			event = name
-		}
-		if event == part && strings.Contains(stream.Text(), text) {
-			return
-		}
-	}
-	v.t.Fatalf("the stream has ended without %q: %v", text, stream.Err())
 }
 
 // close ends the server's page, as its process does.

@@ -1,10 +1,8 @@
 package page
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"html/template"
 	"net/http"
 	"net/url"
@@ -34,7 +32,7 @@ func (h *Handler) actionRoutes() []route {
 		{pattern: "POST /action/rehearse", role: RoleAct, serve: h.rehearse, most: maxEdit},
 		{pattern: "POST /action/start", role: RoleAct, serve: h.start},
 		{pattern: "POST /action/stop", role: RoleAct, serve: h.stop},
-		{pattern: "POST /action/resume", role: RoleAct, serve: h.again((*job.Manager).Resume)},
+		{pattern: "POST /action/resume", role: RoleAct, serve: h.resume},
 	}
 }
 
@@ -50,13 +48,11 @@ func (h *Handler) openJobs() error {
 	if err != nil {
 		return err
 	}
-	changed, leave := h.jobs.Subscribe()
 	h.showing.Go(func() {
-		defer leave()
 		for h.ctx.Err() == nil {
 			h.showJobs()
 			select {
-			case <-changed:
+			case <-h.jobs.Changed():
 			case <-h.ctx.Done():
 			}
 		}
@@ -94,13 +90,6 @@ func (h *Handler) showJobs() {
 	}
 }
 
-func (h *Handler) sendPart(name, part string, data any) {
-	var html bytes.Buffer
-	if h.pages.ExecuteTemplate(&html, part, data) == nil {
-		h.hub.send(name, html.Bytes())
-	}
-}
-
 // running returns the actions that every page shows: actions under way, and interrupted ones that
 // were not resumed.
 func (h *Handler) running() []job.Action {
@@ -120,14 +109,13 @@ func (h *Handler) running() []job.Action {
 
 // planOf returns the plan of a queue, as the broker shows it.
 func (h *Handler) planOf(ctx context.Context, queue string) (topology.Plan, error) {
-	s := h.watcher.sight(ctx)
-	if s.At.IsZero() {
-		return topology.Plan{}, fmt.Errorf("the broker was not seen yet: %w", errors.Join(s.Err))
+	s, err := h.seen(ctx)
+	if err != nil {
+		return topology.Plan{}, err
 	}
-	main, ok := s.Vhost.Main(queue)
-	if !ok {
-		return topology.Plan{}, notFound("there is no queue %q with retries in this virtual host",
-			queue)
+	main, err := s.main(queue)
+	if err != nil {
+		return topology.Plan{}, err
 	}
 	plan := main.Plan
 	if plan.Dead.Exchange+plan.Dead.RoutingKey == "" && len(main.Dead) == 1 {
@@ -168,22 +156,18 @@ func (h *Handler) rehearse(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if request.Kind == job.Return {
-		known := h.watcher.sight(r.Context()).Vhost.Stranded
-		if !slices.ContainsFunc(known, func(q strandedQueue) bool { return q.Name == request.Queue }) {
-			return notFound("there is no stranded queue %q in this virtual host", request.Queue)
-		}
+	if request.Kind == job.Return && !h.watcher.sight(r.Context()).keeps(request.Queue) {
+		return noStranded(request.Queue)
 	}
 	found, err := h.jobs.Rehearse(r.Context(), visitOf(r).who.name, request)
 	if err != nil {
 		return actFailure(err)
 	}
-	h.toAction(w, r, found.ID)
-	return nil
+	return h.toAction(w, r, found.ID)
 }
 
-func (h *Handler) toAction(w http.ResponseWriter, r *http.Request, id string) {
-	h.to(w, r, "/action?"+url.Values{"id": {id}}.Encode())
+func (h *Handler) toAction(w http.ResponseWriter, r *http.Request, id string) error {
+	return h.to(w, r, "/action?"+url.Values{"id": {id}}.Encode())
 }
 
 func (h *Handler) start(w http.ResponseWriter, r *http.Request) error {
@@ -191,8 +175,7 @@ func (h *Handler) start(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return actFailure(err)
 	}
-	h.toAction(w, r, a.ID)
-	return nil
+	return h.toAction(w, r, a.ID)
 }
 
 func (h *Handler) stop(w http.ResponseWriter, r *http.Request) error {
@@ -200,29 +183,22 @@ func (h *Handler) stop(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return actFailure(err)
 	}
-	h.toAction(w, r, a.ID)
-	return nil
+	return h.toAction(w, r, a.ID)
 }
 
-// again rehearses what follows an action.
-func (h *Handler) again(
-	rehearse func(m *job.Manager, ctx context.Context, who, id string) (job.Rehearsal, error),
-) func(w http.ResponseWriter, r *http.Request) error {
-	return func(w http.ResponseWriter, r *http.Request) error {
-		found, err := rehearse(h.jobs, r.Context(), visitOf(r).who.name, r.PostForm.Get("id"))
-		if err != nil {
-			return actFailure(err)
-		}
-		h.toAction(w, r, found.ID)
-		return nil
+// resume rehearses the rest of an action.
+func (h *Handler) resume(w http.ResponseWriter, r *http.Request) error {
+	found, err := h.jobs.Resume(r.Context(), visitOf(r).who.name, r.PostForm.Get("id"))
+	if err != nil {
+		return actFailure(err)
 	}
+	return h.toAction(w, r, found.ID)
 }
 
 func (h *Handler) actionsPage(w http.ResponseWriter, r *http.Request) error {
-	h.render(w, r, http.StatusOK, "actions", view{
+	return h.show(w, r, "actions", view{
 		Title: "Actions", Nav: "actions", Data: h.jobs.Actions(),
 	})
-	return nil
 }
 
 // actionView is the page of an action.
@@ -231,8 +207,7 @@ type actionView struct {
 	Rehearsal *job.Rehearsal // of an action that waits for its confirmation
 	Until     time.Time      // of the rehearsal
 	Own       bool           // the person who looks has rehearsed it
-	Diff      []diffLine
-	Followed  []job.Action // the actions that resume it
+	Followed  []job.Action   // the actions that resume it
 }
 
 func (h *Handler) actionPage(w http.ResponseWriter, r *http.Request) error {
@@ -248,11 +223,6 @@ func (h *Handler) actionPage(w http.ResponseWriter, r *http.Request) error {
 			return actFailure(err)
 		}
 		title, v.Rehearsal, v.Until = "Confirm", &found, a.Rehearsed.Add(15*time.Minute)
-		if found.Before != nil {
-			if v.Diff, err = differenceOf(found.Before.Delivery, *found.After); err != nil {
-				return err
-			}
-		}
 	}
 	for _, b := range h.jobs.Actions() {
 		if b.Request.Of == a.ID && b.State != job.StateRehearsed {
@@ -260,8 +230,7 @@ func (h *Handler) actionPage(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	page := view{Title: title, Nav: "actions", Data: v, Follow: a.Active()}
-	h.render(w, r, http.StatusOK, "action", page)
-	return nil
+	return h.show(w, r, "action", page)
 }
 
 // actView is the page on which an action on a queue is prepared.
@@ -279,9 +248,9 @@ func (h *Handler) actPage(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	s := h.watcher.sight(r.Context())
-	if s.At.IsZero() {
-		return failure{http.StatusServiceUnavailable, errors.New("the broker was not seen yet")}
+	s, err := h.seen(r.Context())
+	if err != nil {
+		return err
 	}
 	v := actView{Filter: f, CanDiscard: h.config.StateFolder != ""}
 	for _, q := range s.Vhost.Mains {
@@ -291,8 +260,8 @@ func (h *Handler) actPage(w http.ResponseWriter, r *http.Request) error {
 		v.Stranded = append(v.Stranded, q.Name)
 	}
 	title := "Act on a queue"
-	if len(f.Queues) == 1 {
-		v.Queue = f.Queues[0]
+	if len(f.Queues()) == 1 {
+		v.Queue = f.Queues()[0]
 		v.IsStranded = slices.Contains(v.Stranded, v.Queue)
 		if !v.IsStranded && !slices.Contains(v.Mains, v.Queue) {
 			return notFound("there is no queue %q with retries in this virtual host", v.Queue)
@@ -304,8 +273,7 @@ func (h *Handler) actPage(w http.ResponseWriter, r *http.Request) error {
 		v.Words = o.Redacted()
 		title = "Act on " + oneLine(100, v.Queue)
 	}
-	h.render(w, r, http.StatusOK, "act", view{Title: title, Nav: "actions", Data: v})
-	return nil
+	return h.show(w, r, "act", view{Title: title, Nav: "actions", Data: v})
 }
 
 // ActHref is the page on which an action with the filter of this page is prepared.

@@ -20,7 +20,7 @@ func TestPageShowsAStoppedBrake(t *testing.T) {
 	h := newHouse(t)
 	v := h.open(nil)
 	require.NotContains(t, v.get("/").text(), "Brake")
-	o := rig.OpenOperator(t, h.url)
+	o := rig.OpenOperator(t, h.URL)
 	_, err := o.StopBrake(t.Context(), "payments", "anna", "<b>it</b> moves", time.Hour)
 	require.NoError(t, err)
 	var text string
@@ -43,7 +43,7 @@ func TestPageShowsAStoppedBrake(t *testing.T) {
 func TestPageWithoutAMQPShowsTheRest(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
-	o := rig.OpenOperator(t, h.url)
+	o := rig.OpenOperator(t, h.URL)
 	_, err := o.StopBrake(t.Context(), "payments", "anna", "", time.Hour)
 	require.NoError(t, err)
 	refused := operate.WithCredentials(func(context.Context) (user, password string, err error) {

@@ -3,23 +3,23 @@ package page
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"slices"
 	"time"
 
 	"github.com/millpond-go/millpond/topology/operate"
+	"github.com/millpond-go/millpond/topology/operate/discover"
 	"github.com/millpond-go/millpond/topology/operate/doctor"
 )
 
 // verifyView is the page of the findings of Verify.
 type verifyView struct {
+	looked
 	Now     time.Time
 	Queues  []queueChoice
-	Queue   string
-	Running []*task
-	Err     string
-	Looked  time.Time
 	Checked int
 	// Critical and Warnings are the findings, Unchecked the things that could not be looked at.
 	Critical, Warnings, Unchecked []findingRow
@@ -58,34 +58,26 @@ var meanings = map[operate.Problem]string{
 const maxFindings = 500
 
 func (h *Handler) verify(w http.ResponseWriter, r *http.Request) error {
-	s := h.watcher.sight(r.Context())
-	if s.At.IsZero() {
-		return notSeen(s)
+	s, err := h.seen(r.Context())
+	if err != nil {
+		return err
 	}
-	v := &verifyView{Now: time.Now(), Queue: r.URL.Query().Get("queue")}
+	v := &verifyView{Now: time.Now()}
+	queue := r.URL.Query().Get("queue")
 	for _, main := range s.Vhost.Mains {
-		v.Queues = append(v.Queues, queueChoice{Name: main.Name, Chosen: main.Name == v.Queue})
+		v.Queues = append(v.Queues, queueChoice{Name: main.Name, Chosen: main.Name == queue})
 	}
-	if _, ok := s.Vhost.Main(v.Queue); v.Queue != "" && !ok {
-		return notFound("there is no queue %q with retries in this virtual host", v.Queue)
-	}
-	switch t := h.tasks.last("verify\x00" + v.Queue); {
-	case t == nil:
-	case t.Running():
-		v.Running = append(v.Running, t)
-	default:
-		if t.Err != nil {
-			v.Err = t.Err.Error()
-		}
-		if found, ok := t.Value.(verified); ok {
-			v.Looked = t.At
-			v.sort(found)
+	if queue != "" {
+		if _, err := s.main(queue); err != nil {
+			return err
 		}
 	}
-	h.render(w, r, http.StatusOK, "verify", view{
+	var found verified
+	v.looked, found = lastLook[verified](h, "verify\x00"+queue)
+	v.sort(found)
+	return h.show(w, r, "verify", view{
 		Title: "Verify", Nav: "verify", Data: v, Running: v.Running,
 	})
-	return nil
 }
 
 func (v *verifyView) sort(found verified) {
@@ -103,93 +95,62 @@ func (v *verifyView) sort(found verified) {
 }
 
 func (h *Handler) lookVerify(w http.ResponseWriter, r *http.Request) error {
-	queue := r.Form.Get("queue")
-	vhost := h.watcher.sight(r.Context()).Vhost
-	mains := vhost.Mains
+	queue, path := r.Form.Get("queue"), "/verify"
+	s := h.watcher.sight(r.Context())
+	mains := s.Vhost.Mains
 	if queue != "" {
-		main, ok := vhost.Main(queue)
-		if !ok {
-			return notFound("there is no queue %q with retries in this virtual host", queue)
-		}
-		mains = append(mains[:0:0], main)
-	}
-	t := h.begin("verify\x00"+queue, func(ctx context.Context, note func(string)) (any, error) {
-		operator, err := h.connected(ctx)
+		main, err := s.main(queue)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		var found verified
-		for _, main := range mains {
-			note(fmt.Sprintf("%s of %s", digits(found.queues), plural(len(mains), "queue")))
-			findings, err := operator.Verify(ctx, main.Plan)
-			switch {
-			case ctx.Err() != nil:
-				return nil, err
-			case err != nil:
-				findings = []operate.Finding{{
-					Severity: operate.Critical, Problem: operate.Conflicting, Kind: "queue", Name: main.Name,
-					Text: err.Error(),
-				}}
-			}
-			found.queues++
-			for _, f := range findings {
-				if len(found.findings) < maxFindings && !slices.Contains(found.findings, f) {
-					found.findings = append(found.findings, f)
+		mains, path = []discover.Main{main}, path+"?"+url.Values{"queue": {queue}}.Encode()
+	}
+	return h.lookAndShow(w, r, "verify\x00"+queue, path,
+		func(ctx context.Context, o *operate.Operator, note func(string)) (any, error) {
+			var found verified
+			for _, main := range mains {
+				note(fmt.Sprintf("%s of %s", digits(found.queues), plural(len(mains), "queue")))
+				findings, err := o.Verify(ctx, main.Plan)
+				switch {
+				case ctx.Err() != nil:
+					return nil, err
+				case err != nil:
+					findings = []operate.Finding{{
+						Severity: operate.Critical, Problem: operate.Conflicting, Kind: "queue",
+						Name: main.Name, Text: err.Error(),
+					}}
+				}
+				found.queues++
+				for _, f := range findings {
+					if len(found.findings) < maxFindings && !slices.Contains(found.findings, f) {
+						found.findings = append(found.findings, f)
+					}
 				}
 			}
-		}
-		return found, nil
-	})
-	await(r.Context(), []*task{t})
-	path := "/verify"
-	if queue != "" {
-		path += "?" + filter{Queues: []string{queue}}.query()
-	}
-	h.to(w, r, path)
-	return nil
+			return found, nil
+		})
 }
 
 // doctorView is the page of the doctor.
 type doctorView struct {
-	Now     time.Time
-	Running []*task
-	Err     string
-	Looked  time.Time
-	Report  *doctor.Report
-	// Counts by status.
-	Differ, Unknown, OK int
+	looked
+	Now    time.Time
+	Report *doctor.Report
+	Count  map[string]int // of checks, by status
 }
 
 const doctorKey = "doctor"
 
 func (h *Handler) doctor(w http.ResponseWriter, r *http.Request) error {
-	v := &doctorView{Now: time.Now()}
-	switch t := h.tasks.last(doctorKey); {
-	case t == nil:
-	case t.Running():
-		v.Running = append(v.Running, t)
-	default:
-		if t.Err != nil {
-			v.Err = t.Err.Error()
-		}
-		if v.Report, _ = t.Value.(*doctor.Report); v.Report != nil {
-			v.Looked = t.At
-			for _, c := range v.Report.Checks {
-				switch c.Status {
-				case doctor.OK:
-					v.OK++
-				case doctor.Differs:
-					v.Differ++
-				default:
-					v.Unknown++
-				}
-			}
+	v := &doctorView{Now: time.Now(), Count: map[string]int{}}
+	if v.looked, v.Report = lastLook[*doctor.Report](h, doctorKey); v.Report != nil {
+		for _, c := range v.Report.Checks {
+			v.Count[string(c.Status)]++
 		}
 	}
-	h.render(w, r, http.StatusOK, "doctor", view{
+	return h.show(w, r, "doctor", view{
 		Title: "Doctor", Nav: "doctor", Data: v, Running: v.Running,
 	})
-	return nil
 }
 
 func (h *Handler) lookDoctor(w http.ResponseWriter, r *http.Request) error {
@@ -198,11 +159,10 @@ func (h *Handler) lookDoctor(w http.ResponseWriter, r *http.Request) error {
 		options := append([]doctor.Option{doctor.WithManagement(h.api)}, h.config.Doctor...)
 		report, err := doctor.Examine(ctx, h.config.URL, options...)
 		if report == nil {
-			return nil, cmp.Or(err, fmt.Errorf("there is no report"))
+			return nil, cmp.Or(err, errors.New("there is no report"))
 		}
 		return report, err
 	})
 	await(r.Context(), []*task{t})
-	h.to(w, r, "/doctor")
-	return nil
+	return h.to(w, r, "/doctor")
 }

@@ -3,16 +3,15 @@ package page
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"html/template"
 	"maps"
 	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 	"github.com/millpond-go/millpond/topology/operate/discover"
@@ -92,13 +91,13 @@ type letterRow struct {
 // sourcesOf returns the dead-letter queues of the chosen queues.
 func sourcesOf(v discover.Vhost, f filter) (list []source, unknown []string) {
 	at := map[string]int{}
-	for _, name := range f.Queues {
+	for _, name := range f.Queues() {
 		if _, ok := v.Main(name); !ok {
 			unknown = append(unknown, name)
 		}
 	}
 	for _, main := range v.Mains {
-		if len(f.Queues) > 0 && !slices.Contains(f.Queues, main.Name) {
+		if len(f.Queues()) > 0 && !slices.Contains(f.Queues(), main.Name) {
 			continue
 		}
 		for _, d := range main.Dead {
@@ -128,21 +127,19 @@ func (h *Handler) dead(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	page, _ := strconv.Atoi(r.URL.Query().Get("page"))
-	if err := h.fillDead(v, max(page, 1)); err != nil {
+	if err := h.fillDead(v, pageOf(r)); err != nil {
 		return err
 	}
-	h.render(w, r, http.StatusOK, "dead", view{
+	return h.show(w, r, "dead", view{
 		Title: "Dead letters", Nav: "dead", Data: v, Running: v.Running,
 	})
-	return nil
 }
 
 // deadView finds the queues of a filter, and the looks at them.
 func (h *Handler) deadView(ctx context.Context, f filter) (*deadView, error) {
-	s := h.watcher.sight(ctx)
-	if s.At.IsZero() {
-		return nil, notSeen(s)
+	s, err := h.seen(ctx)
+	if err != nil {
+		return nil, err
 	}
 	v := &deadView{Now: time.Now(), Filter: f}
 	var unknown []string
@@ -152,43 +149,23 @@ func (h *Handler) deadView(ctx context.Context, f filter) (*deadView, error) {
 	}
 	for _, main := range s.Vhost.Mains {
 		v.Queues = append(v.Queues, queueChoice{
-			main.Name, rowOf(main).Dead, slices.Contains(f.Queues, main.Name),
+			main.Name, overview.Of(main).Dead, slices.Contains(f.Queues(), main.Name),
 		})
 	}
 	v.ExistsOnBroker = operate.Count{Source: operate.SourceManagement}
 	for i := range v.Sources {
 		src := &v.Sources[i]
-		v.ExistsOnBroker = plus(v.ExistsOnBroker, src.Dead.Total)
-		keys := []string{f.deep().query(), exactly(f)}
+		v.ExistsOnBroker = overview.Plus(v.ExistsOnBroker, src.Dead.Total)
+		keys := []string{f.deep().query(), f.exactly().query()}
 		for _, key := range keys {
-			t := h.tasks.last(lookKey(src.Queue, key))
-			switch {
-			case t == nil:
-			case t.Running():
-				v.Running = append(v.Running, t)
-			case t.Err != nil:
-				src.Err = t.Err.Error()
-			}
+			l, _ := lastLook[any](h, lookKey(src.Queue, key))
+			v.Running, src.Err = append(v.Running, l.Running...), cmp.Or(l.Err, src.Err)
 		}
 		if src.pile = h.letters.find(src.Queue, keys...); src.pile != nil {
 			src.At, src.Took, v.Looked = src.pile.at, src.pile.took, true
 		}
 	}
 	return v, nil
-}
-
-// exactly is the key of a look with the whole filter, but for the queues.
-func exactly(f filter) string {
-	f.Queues = nil
-	return f.query()
-}
-
-func notSeen(s *sight) error {
-	if s.Err == nil {
-		return failure{http.StatusServiceUnavailable, fmt.Errorf("the first look at the broker takes " +
-			"longer than usual: load the page again")}
-	}
-	return fmt.Errorf("the broker cannot be looked at: %w", s.Err)
 }
 
 func quoted(names []string) string {
@@ -271,7 +248,7 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 	}
 	for i := range v.Groups {
 		g := &v.Groups[i]
-		g.Spark = sparkline(g.times, plural(g.Count, "letter")+over)
+		g.Spark = columns("spark", g.times, 4*bins, 24, plural(g.Count, "letter")+over)
 	}
 	return nil
 }
@@ -314,24 +291,10 @@ func sortedGroups(groups map[string]*group) []group {
 	return list
 }
 
-// shares writes a name alone, and several with their counts, the largest first.
 func shares(counts map[string]int) string {
-	const shown = 3
-	names := slices.SortedFunc(maps.Keys(counts), func(x, y string) int {
-		return cmp.Or(counts[y]-counts[x], strings.Compare(x, y))
-	})
-	var list []string
-	for _, name := range names[:min(len(names), shown)] {
-		text := oneLine(60, cmp.Or(name, "not known"))
-		if len(names) > 1 {
-			text += " " + digits(counts[name])
-		}
-		list = append(list, text)
-	}
-	if left := len(names) - shown; left > 0 {
-		list = append(list, fmt.Sprintf("%d more", left))
-	}
-	return strings.Join(list, ", ")
+	return overview.Shares(counts, func(name string) string {
+		return oneLine(60, cmp.Or(name, "not known"))
+	}, digits)
 }
 
 func letterRowOf(src *source, s *stub, d *detail) letterRow {
@@ -348,11 +311,7 @@ func letterRowOf(src *source, s *stub, d *detail) letterRow {
 }
 
 // Address is the address of the letter's page.
-func (l letterRow) Address() template.URL {
-	return template.URL(url.Values{
-		"dead": {l.Dead}, "id": {l.ID}, "position": {strconv.Itoa(l.Position)},
-	}.Encode())
-}
+func (l letterRow) Address() template.URL { return letterAt(l.Dead, l.ID, l.Position) }
 
 // lookDead looks at the dead-letter queues of a form's filter.
 func (h *Handler) lookDead(w http.ResponseWriter, r *http.Request) error {
@@ -364,10 +323,11 @@ func (h *Handler) lookDead(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	key, chosen := f.deep(), f.deep()
+	chosen := f.deep()
 	if r.Form.Get("exact") != "" {
-		key, chosen = f, f
+		chosen = f.exactly()
 	}
+	key := chosen.query()
 	look, err := h.withMasks(chosen, time.Now())
 	if err != nil {
 		return err
@@ -376,15 +336,14 @@ func (h *Handler) lookDead(w http.ResponseWriter, r *http.Request) error {
 	for _, src := range v.Sources {
 		if src.Dead.Total.N == 0 && len(v.Sources) > 1 {
 			// The broker counts late: a queue alone is looked at also where it seems empty.
-			h.letters.end(emptyPile(src.Queue, exactly(key)))
+			h.letters.end(emptyPile(src.Queue, key))
 			continue
 		}
-		started = append(started, h.begin(lookKey(src.Queue, exactly(key)),
-			h.lookAt(src, exactly(key), look)))
+		started = append(started, h.begin(lookKey(src.Queue, key),
+			h.lookAt(src, key, look)))
 	}
 	await(r.Context(), started)
-	h.to(w, r, "/dead?"+f.query())
-	return nil
+	return h.to(w, r, "/dead?"+f.query())
 }
 
 func emptyPile(queue, key string) *pile { return &pile{queue: queue, key: key, at: time.Now()} }

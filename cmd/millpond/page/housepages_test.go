@@ -17,6 +17,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/cmd/millpond/page"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 )
@@ -35,14 +36,14 @@ func TestPageShowsTheHouse(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
 	for _, queue := range []string{"orders", "invoices", "mail"} {
-		h.send(queue, "is permanent 17", "is permanent 18", "waits")
+		h.Send(queue, "is permanent 17", "is permanent 18", "waits")
 	}
 	at := time.Now().Add(-time.Hour).Truncate(time.Second)
-	again := letter("orders", "again", "dial tcp 10.0.0.7:443: connection refused", at,
-		[]byte(`{"n":1,"card":{"pin":"9876"}}`), amqp.Table{"tenant": "blue", "millpond-replays": "1"})
-	rig.Publish(t, h.url, "", "orders.dlq", again)
+	const text = "dial tcp 10.0.0.7:443: connection refused"
+	h.Post("orders.dlq", shop.Letter("orders", "again", text, at,
+		[]byte(`{"n":1,"card":{"pin":"9876"}}`), amqp.Table{"tenant": "blue", "millpond-replays": "1"}))
 	for queue, n := range map[string]int{"orders": 3, "invoices": 2, "mail": 2} {
-		rig.AwaitDepth(t, h.url, queue+".dlq", n)
+		rig.AwaitDepth(t, h.URL, queue+".dlq", n)
 	}
 	v := h.open(func(c *page.Config) { c.Masks = []string{"$..pin"} })
 	rig.WaitFor(t, "the broker has counted", func() bool {
@@ -99,24 +100,6 @@ func TestPageShowsTheHouse(t *testing.T) {
 	require.Contains(t, v.post("/verify/look?queue=orders", url.Values{}).text(), "1 queue verified")
 }
 
-// Given a message whose queue does not exist, then the page says that it is stranded, and why.
-func TestPageShowsStrandedMessages(t *testing.T) {
-	t.Parallel()
-	h := newHouse(t)
-	v := h.open(nil)
-	require.Contains(t, v.get("/stranded").text(), "Stranded")
-	rig.DeclareQueue(t, h.url, "gone", amqp.Table{"x-queue-type": "quorum"})
-	rig.Publish(t, h.url, "", "millpond.stranded", amqp.Publishing{
-		MessageId: "lost-1", Headers: amqp.Table{"millpond-queue": "vanished"}, Body: []byte("x"),
-	})
-	rig.WaitFor(t, "the page counts it", func() bool {
-		return strings.Contains(v.get("/").text(), "1 message in millpond.stranded lost their queue")
-	})
-	got := v.post("/stranded/look?queue=millpond.stranded", url.Values{}).text()
-	require.Contains(t, got, "lost-1 vanished")
-	require.Contains(t, got, `queue &#34;vanished&#34; does not exist or cannot be reached`)
-}
-
 // hostile are texts of a producer that wants to deceive, or to run in the browser of the engineer.
 var hostile = []string{
 	`<script>alert(1)</script>`, `"><img src=x onerror=alert(1)>`, `'-alert(1)-'`, `{{.Form}}`,
@@ -131,17 +114,19 @@ func TestHostileTextIsShownAsText(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
 	huge := []byte(strings.Repeat("<script>alert(1)</script>\x1b", 10<<20/26))
+	var letters []amqp.Publishing
 	for i, text := range hostile {
-		msg := letter("orders", "", text, time.Now(), []byte(text), amqp.Table{
+		msg := shop.Letter("orders", "", text, time.Now(), []byte(text), amqp.Table{
 			text: text, "millpond-dead-handler": text, "bytes": []byte(text), "list": []any{text},
 		})
 		msg.MessageId, msg.Type, msg.AppId = text, text, text
 		if i == 0 {
 			msg.Body = huge
 		}
-		rig.Publish(t, h.url, "", "orders.dlq", msg)
+		letters = append(letters, msg)
 	}
-	rig.AwaitDepth(t, h.url, "orders.dlq", len(hostile))
+	h.Post("orders.dlq", letters...)
+	rig.AwaitDepth(t, h.URL, "orders.dlq", len(hostile))
 	v := h.open(nil)
 	list := v.post("/dead/look?queue=orders", url.Values{})
 	require.Contains(t, list.text(), fmt.Sprintf("of %d letters", len(hostile)))
@@ -189,7 +174,7 @@ func TestOneLookServesAllPages(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
 	var asked atomic.Int64
-	to, err := url.Parse(h.api)
+	to, err := url.Parse(h.API)
 	require.NoError(t, err)
 	to.User = nil
 	proxy := httputil.NewSingleHostReverseProxy(to)
@@ -213,7 +198,7 @@ func TestOneLookServesAllPages(t *testing.T) {
 		streams = append(streams, v.stream())
 	}
 	for _, s := range streams {
-		s.await("event: now")
+		s.await("now", "")
 	}
 	rig.WaitFor(t, "four looks", func() bool { return asked.Load() >= 5 })
 	most := 2 + int64(time.Since(began)/interval)

@@ -16,6 +16,7 @@ import (
 
 // letterView is the page of one letter.
 type letterView struct {
+	looked
 	Now time.Time
 	// Dead, ID and Position name the letter.
 	Dead, ID string
@@ -23,15 +24,12 @@ type letterView struct {
 	// Found says that the letter is kept; otherwise a look is needed.
 	Found   bool
 	Letter  operate.Letter
-	Looked  time.Time
 	Payload payload
 	Hex     bool
 	Headers []headerRow
 	Facts   []fact
 	Steps   []attempt
 	Missing int // attempts that the history does not have
-	Running []*task
-	Err     string
 	Masks   bool
 }
 
@@ -48,9 +46,11 @@ type attempt struct {
 }
 
 // Address is the address of the page.
-func (v letterView) Address() template.URL {
+func (v letterView) Address() template.URL { return letterAt(v.Dead, v.ID, v.Position) }
+
+func letterAt(dead, id string, position int) template.URL {
 	return template.URL(url.Values{
-		"dead": {v.Dead}, "id": {v.ID}, "position": {strconv.Itoa(v.Position)},
+		"dead": {dead}, "id": {id}, "position": {strconv.Itoa(position)},
 	}.Encode())
 }
 
@@ -68,9 +68,9 @@ func (h *Handler) letterOf(ctx context.Context, values url.Values) (*letterView,
 	if v.Position, err = strconv.Atoi(values.Get("position")); err != nil || v.ID == "" {
 		return nil, nil, badRequest("the address names no letter: follow a link of the list")
 	}
-	s := h.watcher.sight(ctx)
-	if s.At.IsZero() {
-		return nil, nil, notSeen(s)
+	s, err := h.seen(ctx)
+	if err != nil {
+		return nil, nil, err
 	}
 	sources, _ := sourcesOf(s.Vhost, filter{})
 	i := slices.IndexFunc(sources, func(s source) bool { return s.Queue == v.Dead })
@@ -86,20 +86,13 @@ func (h *Handler) letter(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if t := h.tasks.last(letterKey(v.Dead, v.ID, v.Position)); t != nil {
-		if t.Running() {
-			v.Running = append(v.Running, t)
-		} else if t.Err != nil {
-			v.Err = t.Err.Error()
-		}
-	}
+	v.looked, _ = lastLook[operate.Letter](h, letterKey(v.Dead, v.ID, v.Position))
 	if k, ok := h.letters.letter(v.Dead, v.ID, v.Position); ok {
 		h.fillLetter(v, k)
 	}
-	h.render(w, r, http.StatusOK, "letter", view{
+	return h.show(w, r, "letter", view{
 		Title: "Dead letter", Nav: "dead", Data: v, Running: v.Running,
 	})
-	return nil
 }
 
 func (h *Handler) fillLetter(v *letterView, k kept) {
@@ -148,27 +141,20 @@ func (h *Handler) lookLetter(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	t := h.begin(letterKey(v.Dead, v.ID, v.Position),
-		func(ctx context.Context, note func(string)) (any, error) {
-			l, err := h.fetch(ctx, src, v, note)
+	return h.lookAndShow(w, r, letterKey(v.Dead, v.ID, v.Position), "/letter?"+string(v.Address()),
+		func(ctx context.Context, o *operate.Operator, note func(string)) (any, error) {
+			l, err := fetch(ctx, o, src, v, note)
 			if err == nil {
 				h.letters.keep(v.Dead, l)
 			}
 			return nil, err
 		})
-	await(r.Context(), []*task{t})
-	h.to(w, r, "/letter?"+string(v.Address()))
-	return nil
 }
 
 // fetch looks for a letter with the ID of the view, at its position if there are several.
-func (h *Handler) fetch(
-	ctx context.Context, src *source, v *letterView, note func(string),
+func fetch(
+	ctx context.Context, o *operate.Operator, src *source, v *letterView, note func(string),
 ) (found operate.Letter, err error) {
-	operator, err := h.connected(ctx)
-	if err != nil {
-		return found, err
-	}
 	seen := 0
 	chosen := operate.Filter{Match: func(l operate.Letter) bool {
 		if seen++; seen%500 == 0 {
@@ -176,7 +162,7 @@ func (h *Handler) fetch(
 		}
 		return l.ID == v.ID && l.Position == v.Position
 	}}
-	for l, err := range operator.Dead(ctx, src.plan, chosen, 1) {
+	for l, err := range o.Dead(ctx, src.plan, chosen, 1) {
 		return l, err
 	}
 	return found, notFound("letter %q is no longer at position %d of queue %q: look at the list again",
@@ -195,7 +181,11 @@ func (h *Handler) download(w http.ResponseWriter, r *http.Request) error {
 	case <-r.Context().Done():
 		return failure{http.StatusServiceUnavailable, fmt.Errorf("other looks are under way: try again")}
 	}
-	l, err := h.fetch(r.Context(), src, v, func(string) {})
+	o, err := h.connected(r.Context())
+	if err != nil {
+		return err
+	}
+	l, err := fetch(r.Context(), o, src, v, func(string) {})
 	if err != nil {
 		return err
 	}

@@ -1,12 +1,10 @@
 package page
 
 import (
-	"bytes"
-	"cmp"
 	"net/http"
-	"slices"
 	"time"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/internal/management"
 	"github.com/millpond-go/millpond/topology/operate"
 	"github.com/millpond-go/millpond/topology/operate/discover"
@@ -15,20 +13,14 @@ import (
 // now is the first page.
 func (h *Handler) now(w http.ResponseWriter, r *http.Request) error {
 	s := h.watcher.sight(r.Context())
-	h.render(w, r, http.StatusOK, "now", view{Title: "Now", Nav: "now", Data: h.overview(s)})
-	return nil
+	return h.show(w, r, "now", view{Title: "Now", Nav: "now", Data: h.overview(s)})
 }
 
 // showNow sends the part of the page that changes to all open pages.
-func (h *Handler) showNow(s *sight) {
-	var part bytes.Buffer
-	if err := h.pages.ExecuteTemplate(&part, "now-part", h.overview(s)); err == nil {
-		h.hub.send("now", part.Bytes())
-	}
-}
+func (h *Handler) showNow(s *sight) { h.sendPart("now", "now-part", h.overview(s)) }
 
-// overview is a sight as the first page shows it.
-type overview struct {
+// nowView is a sight as the first page shows it.
+type nowView struct {
 	*sight
 	Now                   time.Time
 	Rows                  []row
@@ -44,13 +36,8 @@ type overview struct {
 
 // row is a queue.
 type row struct {
-	discover.Main
-	Waiting, Dead operate.Count
-	// Shared says that other queues use the same wait queues: their messages are counted, too.
-	Shared  bool
-	Steps   []discover.Wait
-	Rates   management.Rates
-	Trouble []string
+	overview.Row
+	Rates management.Rates
 }
 
 // lost are messages without a queue to return to.
@@ -67,27 +54,20 @@ const (
 	maxUnclear = 20
 )
 
-func (h *Handler) overview(s *sight) overview {
+func (h *Handler) overview(s *sight) nowView {
 	none := operate.Count{Source: operate.SourceManagement}
-	o := overview{sight: s, Now: time.Now(), Waiting: none, Dead: none}
-	for _, main := range s.Vhost.Mains {
-		r := rowOf(main)
-		r.Rates = s.Rates[main.Name]
-		if len(r.Trouble) > 0 {
-			o.Trouble++
-		}
-		o.Rows = append(o.Rows, r)
+	o := nowView{sight: s, Now: time.Now(), Waiting: none, Dead: none}
+	rows, inTrouble := overview.Rows(s.Vhost)
+	o.Trouble = inTrouble
+	for _, r := range rows {
+		o.Rows = append(o.Rows, row{r, s.Rates[r.Queue]})
 	}
-	slices.SortStableFunc(o.Rows, func(a, b row) int { // by name among equal ones
-		return cmp.Or(cmp.Compare(min(len(b.Trouble), 1), min(len(a.Trouble), 1)),
-			cmp.Compare(b.Dead.N, a.Dead.N))
-	})
 	waits, dead := distinct(s.Vhost)
 	for _, w := range waits {
-		o.Waiting = plus(o.Waiting, w.Total)
+		o.Waiting = overview.Plus(o.Waiting, w.Total)
 	}
 	for _, d := range dead {
-		o.Dead = plus(o.Dead, d.Total)
+		o.Dead = overview.Plus(o.Dead, d.Total)
 	}
 	o.Back = backOf(waits)
 	for _, q := range s.Vhost.Stranded {
@@ -136,62 +116,8 @@ func distinct(v discover.Vhost) (waits []discover.Wait, dead []discover.Dead) {
 	return waits, dead
 }
 
-func rowOf(main discover.Main) row {
-	none := operate.Count{Source: operate.SourceManagement}
-	r := row{Main: main, Waiting: none, Dead: none}
-	held := max(main.Held.N, 0)
-	for _, w := range main.Waits {
-		r.Waiting = plus(r.Waiting, w.Total)
-		r.Shared = r.Shared || w.Shared
-		held += max(w.Held.N, 0)
-		if w.Total.N != 0 {
-			r.Steps = append(r.Steps, w)
-		}
-	}
-	if main.Line != nil {
-		inLine := main.Line.Total
-		if inLine.N > 0 {
-			inLine.N-- // the process that leads keeps a message there
-		}
-		r.Waiting = plus(r.Waiting, inLine)
-		if inLine.N >= nearBound {
-			r.Trouble = append(r.Trouble, plural(inLine.N, "message")+" in its line, which is near its "+
-				"bound: see Waiting")
-		}
-	}
-	for _, d := range main.Dead {
-		r.Dead = plus(r.Dead, d.Total)
-		held += max(d.Held.N, 0)
-	}
-	if len(main.Dead) == 0 {
-		r.Dead = operate.Count{N: -1}
-	}
-	if r.Dead.N > 0 {
-		r.Trouble = append(r.Trouble, plural(r.Dead.N, "dead letter"))
-	}
-	if main.Consumers.Known() && main.Consumers.N == 0 {
-		r.Trouble = append(r.Trouble, "no consumer")
-	}
-	if held > 0 {
-		r.Trouble = append(r.Trouble, plural(held, "message")+" held: their target is missing or full")
-	}
-	if main.PlanErr != nil {
-		r.Trouble = append(r.Trouble, "a wait queue leads astray: see Verify")
-	}
-	return r
-}
-
 // More counts the steps that are not shown.
 func (r row) More() int { return max(len(r.Steps)-maxSteps, 0) }
 
 // First are the steps that are shown.
 func (r row) First() []discover.Wait { return r.Steps[:min(len(r.Steps), maxSteps)] }
-
-// plus adds counts. The sum with an unknown count is unknown.
-func plus(a, b operate.Count) operate.Count {
-	if !a.Known() || !b.Known() {
-		return operate.Count{N: -1}
-	}
-	a.N += b.N
-	return a
-}

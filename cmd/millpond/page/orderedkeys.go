@@ -10,10 +10,10 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
-	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology/operate"
 	"github.com/millpond-go/millpond/topology/operate/discover"
@@ -21,11 +21,9 @@ import (
 
 // orderView are the keys of a queue that is handled in order.
 type orderView struct {
+	looked
 	Queue   string
 	Line    discover.Queue
-	Running []*task
-	Err     string
-	Looked  time.Time
 	State   operate.OrderState
 	Blocked int
 	Near    bool // the line is near its bound
@@ -40,12 +38,8 @@ type keyRow struct {
 	Text, ID string
 }
 
-const (
-	// maxKeys is how many keys the page shows.
-	maxKeys = 200
-	// nearBound is the number of messages of a line from which it is near its default bound.
-	nearBound = 8000
-)
+// maxKeys is how many keys the page shows.
+const maxKeys = 200
 
 // orderTask names the looks at the keys of a queue.
 func orderTask(queue string) string { return "order\x00" + queue }
@@ -53,22 +47,9 @@ func orderTask(queue string) string { return "order\x00" + queue }
 // orderOf returns the keys as the last look has seen them.
 func (h *Handler) orderOf(main *discover.Main) *orderView {
 	v := &orderView{Queue: main.Name, Line: *main.Line}
-	switch t := h.tasks.last(orderTask(main.Name)); {
-	case t == nil:
-		return v
-	case t.Running():
-		v.Running = append(v.Running, t)
-		return v
-	case t.Err != nil:
-		v.Err = t.Err.Error()
-		return v
-	default:
-		v.Looked = t.At
-		v.State, _ = t.Value.(operate.OrderState)
-	}
+	v.looked, v.State = lastLook[operate.OrderState](h, orderTask(main.Name))
 	v.Blocked = len(v.State.BlockedKeys())
-	near := func(n, most int) bool { return most > 0 && n >= most/5*4 }
-	v.Near = near(v.State.Messages, v.State.MaxMessages) || near(v.State.Bytes, v.State.MaxBytes)
+	v.Near = overview.NearBound(v.State)
 	shown := v.State.Keys[:min(len(v.State.Keys), maxKeys)]
 	v.More = len(v.State.Keys) - len(shown) + v.State.Others
 	for _, k := range shown {
@@ -84,16 +65,14 @@ func (h *Handler) lookOrder(w http.ResponseWriter, r *http.Request) error {
 	if !ok || main.Line == nil {
 		return notFound("there is no queue %q that is handled in order in this virtual host", name)
 	}
-	t := h.begin(orderTask(name), func(ctx context.Context, _ func(string)) (any, error) {
-		operator, err := h.connected(ctx)
-		if err != nil {
-			return nil, err
-		}
-		return operator.Order(ctx, main.Plan)
-	})
-	await(r.Context(), []*task{t})
-	h.to(w, r, "/waiting?"+url.Values{"queue": {name}}.Encode())
-	return nil
+	return h.lookAndShow(w, r, orderTask(name), "/waiting?"+url.Values{"queue": {name}}.Encode(),
+		func(ctx context.Context, o *operate.Operator, _ func(string)) (any, error) {
+			state, err := o.Order(ctx, main.Plan)
+			if err != nil {
+				return nil, err
+			}
+			return state, nil
+		})
 }
 
 // keyID names a key in forms. It depends on a secret of the process, so that a masked key cannot be
@@ -106,12 +85,10 @@ func (h *Handler) keyID(key string) string {
 
 // keyOf returns the key with an ID, of the last look at the keys of a queue.
 func (h *Handler) keyOf(queue, id string) (string, error) {
-	if t := h.tasks.last(orderTask(queue)); t != nil && !t.Running() {
-		state, _ := t.Value.(operate.OrderState)
-		for _, k := range state.Keys {
-			if h.keyID(k.Key) == id && k.Key != "" {
-				return k.Key, nil
-			}
+	_, state := lastLook[operate.OrderState](h, orderTask(queue))
+	for _, k := range state.Keys {
+		if h.keyID(k.Key) == id && k.Key != "" {
+			return k.Key, nil
 		}
 	}
 	return "", failure{http.StatusConflict, errors.New("the last look has not seen the key: " +

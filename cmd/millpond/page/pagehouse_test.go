@@ -3,8 +3,6 @@ package page_test
 import (
 	"bufio"
 	"context"
-	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"net/http/cookiejar"
@@ -14,96 +12,21 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill/message"
-	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/cmd/millpond/page"
 	"github.com/millpond-go/millpond/internal/testing/rig"
-	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware"
-	"github.com/millpond-go/millpond/middleware/header"
-	"github.com/millpond-go/millpond/topology"
 )
 
-// house is a broker with three services: orders with PerQueue, invoices with Shared wait queues of
-// the prefix shop, and mail with Levels.
-type house struct {
-	t        testing.TB
-	url, api string
-	services map[string]*rig.Service
-}
+// house is a house of the shop whose page is visited.
+type house struct{ *shop.House }
 
 func newHouse(t testing.TB) *house {
 	t.Helper()
-	node, api := testbroker.Managed(t, "")
-	h := &house{t: t, url: node.URL(), api: api, services: map[string]*rig.Service{}}
-	rig.DeclareExchange(t, h.url, "events", "topic")
-	list := backoff.List{200 * time.Millisecond, time.Hour}
-	for queue, c := range map[string]rig.Config{
-		"orders": {Strategy: topology.PerQueue{}, Configure: rig.QuorumQueue},
-		"invoices": {
-			Strategy:  topology.Shared{Type: topology.Classic, Prefix: "shop", Via: []string{"events"}},
-			Configure: rig.OnTopic("events", "invoice.*"),
-		},
-		"mail": {Strategy: topology.Levels{Max: 2 * time.Hour}, Configure: rig.QuorumQueue},
-	} {
-		c.URL, c.Queue, c.Keep, c.Policy, c.Handle = h.url, queue, true, list, handle
-		h.services[queue] = rig.Start(t, c)
-	}
+	h := &house{shop.Open(t)}
+	h.Furnish()
 	return h
-}
-
-var errClosed = errors.New("the shop is closed")
-
-// handle fails as the body of the message says.
-func handle(msg *message.Message) error {
-	switch body := string(msg.Payload); {
-	case body == "waits":
-		return middleware.RetryAfter(errClosed, time.Hour)
-	case strings.HasPrefix(body, "is permanent"):
-		number := strings.TrimPrefix(body, "is permanent")
-		return middleware.Permanent(fmt.Errorf("no customer %s", number))
-	}
-	return nil
-}
-
-// send publishes messages to a queue of the house.
-func (h *house) send(queue string, bodies ...string) {
-	h.t.Helper()
-	exchange, key := "", queue
-	if queue == "invoices" {
-		exchange, key = "events", "invoice.new"
-	}
-	for _, body := range bodies {
-		rig.Publish(h.t, h.url, exchange, key, amqp.Publishing{
-			MessageId: queue + "-" + strings.ReplaceAll(body, " ", "-"), Body: []byte(body),
-			DeliveryMode: amqp.Persistent,
-		})
-	}
-}
-
-// letter is a dead letter as the library writes it.
-func letter(queue, id, text string, at time.Time, body []byte, more amqp.Table) amqp.Publishing {
-	state := header.RetryState{
-		Failures: 2, Reason: header.ReasonExhausted, Class: header.ClassRetryable, Handler: "handler",
-		Error: text, DeadAt: at, OriginRoutingKey: queue,
-		History: []header.AttemptError{
-			{Attempt: 1, At: at.Add(-time.Minute), Handler: "handler", Error: "first " + text},
-			{Attempt: 2, At: at, Handler: "handler", Error: text},
-		},
-	}
-	msg := amqp.Publishing{
-		MessageId: id, DeliveryMode: amqp.Persistent, Body: body, Headers: amqp.Table{},
-	}
-	for key, value := range state.DeadHeaders(queue) {
-		msg.Headers[key] = value
-	}
-	for key, value := range more {
-		msg.Headers[key] = value
-	}
-	return msg
 }
 
 // visitor is a browser without a script.
@@ -115,12 +38,12 @@ type visitor struct {
 
 // open serves a page of the house and visits it.
 func (h *house) open(change func(*page.Config)) *visitor {
-	h.t.Helper()
-	config := page.Config{URL: h.url, Management: h.api, Interval: 50 * time.Millisecond}
+	h.T.Helper()
+	config := page.Config{URL: h.URL, Management: h.API, Interval: 50 * time.Millisecond}
 	if change != nil {
 		change(&config)
 	}
-	return visit(h.t, config)
+	return visit(h.T, config)
 }
 
 func visit(t testing.TB, config page.Config) *visitor {
@@ -203,7 +126,8 @@ type stream struct {
 	t    testing.TB
 	resp *http.Response
 	read *bufio.Reader
-	end  context.CancelFunc
+	// close closes the page.
+	close context.CancelFunc
 }
 
 func (v *visitor) stream() *stream {
@@ -216,24 +140,25 @@ func (v *visitor) stream() *stream {
 	resp, err := client.Do(req)
 	require.NoError(v.t, err)
 	require.Equal(v.t, http.StatusOK, resp.StatusCode)
-	return &stream{v.t, resp, bufio.NewReader(resp.Body), cancel}
+	return &stream{v.t, resp, bufio.NewReader(resp.Body), func() {
+		cancel()
+		_ = resp.Body.Close()
+	}}
 }
 
-// await reads until a line begins so.
-func (s *stream) await(beginning string) {
+// await reads until an event of a part has a text.
+func (s *stream) await(part, text string) {
 	s.t.Helper()
-	for {
+	for event := ""; ; {
 		line, err := s.read.ReadString('\n')
-		require.NoError(s.t, err, "before %q", beginning)
-		if strings.HasPrefix(line, beginning) {
+		require.NoError(s.t, err, "before %q", text)
+		if name, is := strings.CutPrefix(line, "event: "); is {
+			event = strings.TrimSpace(name)
+		}
+		if event == part && strings.Contains(line, text) {
 			return
 		}
 	}
-}
-
-func (s *stream) close() {
-	s.end()
-	_ = s.resp.Body.Close()
 }
 
 // has reports whether a reader sees the text.

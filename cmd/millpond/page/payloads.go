@@ -5,12 +5,12 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 	"unicode"
 	"unicode/utf8"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -98,7 +98,7 @@ func headerRows(headers amqp.Table) []headerRow {
 	for _, name := range slices.Sorted(maps.Keys(headers)) {
 		value := headers[name]
 		rows = append(rows, headerRow{
-			Name: oneLine(255, name), Type: typeName(value),
+			Name: oneLine(255, name), Type: lettertext.TypeName(value),
 			Value: oneLine(maxHeader, operate.HeaderText(value)),
 			Own: strings.HasPrefix(name, "millpond-") || strings.HasPrefix(name, "x-") ||
 				strings.HasPrefix(name, "_watermill"),
@@ -114,33 +114,4 @@ func headerRows(headers amqp.Table) []headerRow {
 		return -1
 	})
 	return rows
-}
-
-// typeName is the AMQP type of a header's value.
-func typeName(value any) string {
-	switch value.(type) {
-	case nil:
-		return "void"
-	case bool:
-		return "bool"
-	case string:
-		return "string"
-	case []byte:
-		return "bytes"
-	case []any:
-		return "array"
-	case amqp.Table:
-		return "table"
-	case amqp.Decimal:
-		return "decimal"
-	case time.Time:
-		return "timestamp"
-	case int8, int16, int32, int64:
-		return "whole number"
-	case uint8, uint16, uint32:
-		return "whole number, unsigned"
-	case float32, float64:
-		return "number"
-	}
-	return "unknown"
 }

@@ -85,22 +85,32 @@ func (b back) summary() string {
 	return "Waiting messages return " + strings.Join(parts, ", ")
 }
 
-// sparkline draws counts as columns.
-func sparkline(counts []int, label string) template.HTML {
-	const height, step = 24, 4
-	most := 1
+// columns draws counts, with their numbers if they are few.
+func columns(class string, counts []int, width, height int, label string) template.HTML {
+	most, text := 1, 0
 	for _, n := range counts {
 		most = max(most, n)
 	}
+	if len(counts) < bins {
+		text = 16
+	}
 	var svg strings.Builder
-	fmt.Fprintf(&svg, `<svg class="spark" viewBox="0 0 %d %d" role="img" aria-label="%s">`,
-		len(counts)*step, height, template.HTMLEscapeString(label))
+	fmt.Fprintf(&svg, `<svg class="%s" viewBox="0 0 %d %d" role="img" aria-label="%s">`,
+		class, width, height, template.HTMLEscapeString(label))
+	step := width / len(counts)
 	for i, n := range counts {
-		if n > 0 {
-			tall := max(n*height/most, 2)
-			fmt.Fprintf(&svg, `<rect x="%d" y="%d" width="%d" height="%d"/>`,
-				i*step, height-tall, step-1, tall)
+		if n == 0 {
+			continue
 		}
+		tall := max(n*(height-text)/most, 2)
+		fmt.Fprintf(&svg, `<rect x="%d" y="%d" width="%d" height="%d"/>`,
+			i*step, height-tall, step-1, tall)
+		if text > 0 {
+			fmt.Fprintf(&svg, `<text x="%d" y="%d">%d</text>`, i*step, height-tall-3, n)
+		}
+	}
+	if text > 0 {
+		fmt.Fprintf(&svg, `<rect x="0" y="%d" width="%d" height="1"/>`, height-1, width)
 	}
 	svg.WriteString("</svg>")
 	return template.HTML(svg.String())
@@ -136,7 +146,7 @@ func chartsOf(due []time.Time, now time.Time) []dueChart {
 		}
 		charts = append(charts, dueChart{
 			Title: span.title, N: n,
-			Picture: columns(counts, fmt.Sprintf("%s return in the %s, in columns of %s",
+			Picture: columns("columns", counts, 320, 60, fmt.Sprintf("%s return in the %s, in columns of %s",
 				plural(n, "message"), span.title, span.unit)),
 		})
 		from = span.d
@@ -148,27 +158,4 @@ func chartsOf(due []time.Time, now time.Time) []dueChart {
 		}
 	}
 	return append(charts, dueChart{Title: "later", N: later})
-}
-
-// columns draws counts with the highest of them as a number.
-func columns(counts []int, label string) template.HTML {
-	const width, height = 320, 60
-	most := 1
-	for _, n := range counts {
-		most = max(most, n)
-	}
-	var svg strings.Builder
-	fmt.Fprintf(&svg, `<svg class="columns" viewBox="0 0 %d %d" role="img" aria-label="%s">`,
-		width, height, template.HTMLEscapeString(label))
-	step := width / len(counts)
-	for i, n := range counts {
-		tall := n * (height - 16) / most
-		if n > 0 {
-			tall = max(tall, 2)
-			fmt.Fprintf(&svg, `<rect x="%d" y="%d" width="%d" height="%d"/><text x="%d" y="%d">%d</text>`,
-				i*step, height-tall, step-2, tall, i*step, height-tall-3, n)
-		}
-	}
-	fmt.Fprintf(&svg, `<rect x="0" y="%d" width="%d" height="1"/></svg>`, height-1, width)
-	return template.HTML(svg.String())
 }

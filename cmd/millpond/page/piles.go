@@ -39,8 +39,8 @@ type pile struct {
 	details  []detail               // of the first stubs
 	contents map[int]operate.Letter // by position
 	bytes    int
-	causes   index[string, cause]
-	origins  index[origin, origin]
+	causes   index[cause]
+	origins  index[origin]
 }
 
 // stub is a letter as groups need it. A million of them take 16 MB.
@@ -55,27 +55,28 @@ type stub struct {
 type cause struct{ id, text string }
 
 // index numbers values, at most maxCauses of them and one for all others.
-type index[K comparable, V any] struct {
-	numbers map[K]uint16
+type index[V comparable] struct {
+	numbers map[V]uint16
 	values  []V
 }
 
-// number returns the number of a key, and whether the key is new.
-func (x *index[K, V]) number(key K) (n uint16, isNew bool) {
-	n, known := x.numbers[key]
-	return n, !known
-}
-
-func (x *index[K, V]) add(key K, value V) uint16 {
-	if x.numbers == nil {
-		x.numbers = map[K]uint16{}
+// number returns the number of a value, or of others if there are too many.
+func (x *index[V]) number(value, others V) uint16 {
+	n, known := x.numbers[value]
+	if !known && len(x.values) >= maxCauses {
+		value = others
+		n, known = x.numbers[value]
 	}
-	n := uint16(len(x.values))
-	x.numbers[key], x.values = n, append(x.values, value)
+	if known {
+		return n
+	}
+	if x.numbers == nil {
+		x.numbers = map[V]uint16{}
+	}
+	n = uint16(len(x.values))
+	x.numbers[value], x.values = n, append(x.values, value)
 	return n
 }
-
-func (x *index[K, V]) full() bool { return len(x.values) >= maxCauses }
 
 // origin is shared by the letters that have the same.
 type origin struct{ queue, handler, reason string }
@@ -94,14 +95,21 @@ func (p *pile) add(l operate.Letter, room *room) {
 		return
 	}
 	room.stubs--
-	s := stub{position: int32(l.Position), cause: p.causeOf(l), from: p.originOf(l)}
+	id, text := operate.Fingerprint(l)
+	s := stub{
+		position: int32(l.Position),
+		cause:    p.causes.number(cause{id, text}, cause{"", "(others)"}),
+		from: p.origins.number(origin{
+			cutBytes(l.Queue, 255), cutBytes(l.Handler, 255), cutBytes(string(l.Reason), 255),
+		}, origin{"(others)", "(others)", ""}),
+	}
 	if !l.DeadAt.IsZero() {
 		s.dead = l.DeadAt.UnixMilli()
 	}
 	if room.details > 0 {
 		room.details--
 		p.details = append(p.details, detail{
-			id: strings.Clone(l.ID), err: strings.Clone(cutBytes(l.Error, maxError)),
+			id: l.ID, err: cutBytes(l.Error, maxError),
 			attempts: int32(l.Attempts), replays: int32(l.Replays), size: int32(len(l.Delivery.Body)),
 		})
 		if n := weigh(l); n <= room.bytes {
@@ -111,33 +119,6 @@ func (p *pile) add(l operate.Letter, room *room) {
 		}
 	}
 	p.stubs = append(p.stubs, s)
-}
-
-func (p *pile) causeOf(l operate.Letter) uint16 {
-	id, text := operate.Fingerprint(l)
-	n, isNew := p.causes.number(id)
-	if isNew && p.causes.full() {
-		id, text = "", "(others)"
-		n, isNew = p.causes.number(id)
-	}
-	if isNew {
-		n = p.causes.add(id, cause{id, strings.Clone(text)})
-	}
-	return n
-}
-
-func (p *pile) originOf(l operate.Letter) uint16 {
-	o := origin{cutBytes(l.Queue, 255), cutBytes(l.Handler, 255), cutBytes(string(l.Reason), 255)}
-	n, isNew := p.origins.number(o)
-	if isNew && p.origins.full() {
-		o = origin{"(others)", "(others)", ""}
-		n, isNew = p.origins.number(o)
-	}
-	if isNew {
-		o = origin{strings.Clone(o.queue), strings.Clone(o.handler), strings.Clone(o.reason)}
-		n = p.origins.add(o, o)
-	}
-	return n
 }
 
 // cutBytes cuts a text, and no character in two.

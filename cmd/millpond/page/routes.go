@@ -216,13 +216,13 @@ func (h *Handler) login(w http.ResponseWriter, r *http.Request, path string) {
 func (h *Handler) logout(w http.ResponseWriter, r *http.Request) error {
 	h.guard.finish(r)
 	h.setCookie(w, r, randomText())
-	h.to(w, r, "/")
-	return nil
+	return h.to(w, r, "/")
 }
 
 // to sends the browser to another page after a form.
-func (h *Handler) to(w http.ResponseWriter, r *http.Request, path string) {
+func (h *Handler) to(w http.ResponseWriter, r *http.Request, path string) error {
 	http.Redirect(w, r, h.base+path, http.StatusSeeOther)
+	return nil
 }
 
 // view is the data of every template.
@@ -260,6 +260,12 @@ func (h *Handler) render(w http.ResponseWriter, r *http.Request, status int, nam
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(status)
 	_, _ = w.Write(page.Bytes())
+}
+
+// show renders a page that was found.
+func (h *Handler) show(w http.ResponseWriter, r *http.Request, name string, v view) error {
+	h.render(w, r, http.StatusOK, name, v)
+	return nil
 }
 
 // failure is an error with an HTTP status.

@@ -1,13 +1,15 @@
 package page
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"net/http"
 	"sync"
 	"time"
+
+	"github.com/millpond-go/millpond/topology/operate"
 )
 
 // task is a look that a person has asked for. It goes on if the page is closed, and pages that ask
@@ -82,6 +84,48 @@ func (h *Handler) begin(
 	return t
 }
 
+// looked is what a page shows of a look.
+type looked struct {
+	Running []*task
+	Err     string
+	Looked  time.Time // zero before the first result
+}
+
+// lastLook returns the state and the result of the last look with a key.
+func lastLook[T any](h *Handler, key string) (l looked, value T) {
+	t := h.tasks.last(key)
+	switch {
+	case t == nil:
+		return l, value
+	case t.Running():
+		l.Running = append(l.Running, t)
+		return l, value
+	case t.Err != nil:
+		l.Err = t.Err.Error()
+	}
+	value, ok := t.Value.(T)
+	if ok {
+		l.Looked = t.At
+	}
+	return l, value
+}
+
+// lookAndShow begins a look that needs the operator, waits for it for a moment, and shows a page.
+func (h *Handler) lookAndShow(
+	w http.ResponseWriter, r *http.Request, key, path string,
+	f func(ctx context.Context, o *operate.Operator, note func(string)) (any, error),
+) error {
+	t := h.begin(key, func(ctx context.Context, note func(string)) (any, error) {
+		operator, err := h.connected(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return f(ctx, operator, note)
+	})
+	await(r.Context(), []*task{t})
+	return h.to(w, r, path)
+}
+
 // await waits for looks to end, at most taskWait.
 func await(ctx context.Context, all []*task) {
 	ctx, cancel := context.WithTimeout(ctx, taskWait)
@@ -149,12 +193,7 @@ func (h *Handler) runTask(t *task, f func(context.Context, func(string)) (any, e
 }
 
 // showTask sends the progress to all pages that show it.
-func (h *Handler) showTask(t *task) {
-	var part bytes.Buffer
-	if err := h.pages.ExecuteTemplate(&part, "task-part", t); err == nil {
-		h.hub.send(t.name, part.Bytes())
-	}
-}
+func (h *Handler) showTask(t *task) { h.sendPart(t.name, "task-part", t) }
 
 // counted is the progress of a look at messages.
 func counted(n int, one string) string { return fmt.Sprintf("%s so far", plural(n, one)) }

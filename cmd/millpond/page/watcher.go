@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"sync"
 	"time"
@@ -27,6 +28,27 @@ type sight struct {
 	// Err and Tried are the error and the time of a later look that failed.
 	Err   error
 	Tried time.Time
+}
+
+// seen returns the last sight, or an error if no look has succeeded yet.
+func (h *Handler) seen(ctx context.Context) (*sight, error) {
+	switch s := h.watcher.sight(ctx); {
+	case !s.At.IsZero():
+		return s, nil
+	case s.Err != nil:
+		return nil, fmt.Errorf("the broker cannot be looked at: %w", s.Err)
+	}
+	return nil, failure{http.StatusServiceUnavailable, errors.New("the first look at the broker " +
+		"takes longer than usual: load the page again")}
+}
+
+// main returns a queue with retries.
+func (s *sight) main(name string) (discover.Main, error) {
+	main, ok := s.Vhost.Main(name)
+	if !ok {
+		return main, notFound("there is no queue %q with retries in this virtual host", name)
+	}
+	return main, nil
 }
 
 // lookLimit bounds a look, and patience how long a page waits for one if it can show an older one.
@@ -153,6 +175,14 @@ func (h *hub) send(name string, html []byte) {
 	h.last[name] = part{h.n, html}
 	close(h.changed)
 	h.changed = make(chan struct{})
+}
+
+// sendPart shows a template on all open pages.
+func (h *Handler) sendPart(name, part string, data any) {
+	var html bytes.Buffer
+	if h.pages.ExecuteTemplate(&html, part, data) == nil {
+		h.hub.send(name, html.Bytes())
+	}
 }
 
 // drop forgets a part that does not change any more.

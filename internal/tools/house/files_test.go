@@ -102,9 +102,9 @@ var library = map[string][]string{
 	"cmd/millpond/page": {
 		module + "/middleware/header", module + "/topology", module + "/topology/operate",
 		module + "/topology/operate/discover", module + "/topology/operate/doctor",
-		module + "/cmd/millpond/internal/headertext", module + "/cmd/millpond/page/internal/job",
+		module + "/cmd/millpond/internal/lettertext", module + "/cmd/millpond/internal/overview",
+		module + "/cmd/millpond/page/internal/job",
 		module + "/internal/management", amqp091,
-		"github.com/aymanbagabas/go-udiff",
 	},
 	"topology/operate/discover": {
 		module + "/middleware/header", module + "/topology", module + "/topology/operate",

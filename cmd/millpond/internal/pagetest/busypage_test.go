@@ -3,138 +3,33 @@ package pagetest
 import (
 	"fmt"
 	"io"
-	"math"
 	"net/http"
 	"os"
 	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
-	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
-// crowd makes a queue orders with n dead letters. Its service counts how often it handles each.
-func (h *house) crowd(n int) (handled *sync.Map, count *atomic.Int64) {
+// crowd makes a queue orders with n dead letters.
+func (h *house) crowd(n int) {
 	h.t.Helper()
-	handled, count = new(sync.Map), new(atomic.Int64)
-	h.serve(rig.Config{
-		Queue: "orders", Policy: backoff.List{200 * time.Millisecond},
-		Configure: func(c *wamqp.Config) {
-			c.Queue.Arguments = amqp.Table{ // no look can delete a message
-				"x-queue-type": "quorum", "x-delivery-limit": int64(math.MaxInt32),
-			}
-		},
-		Handle: func(msg *message.Message) error {
-			if _, twice := handled.LoadOrStore(string(msg.Payload), true); !twice {
-				count.Add(1)
-			}
-			return nil
-		},
-	})
-	ch := testbroker.Channel(h.t, h.url)
-	require.NoError(h.t, ch.Confirm(false))
-	var last *amqp.DeferredConfirmation
+	h.Serve(rig.Config{Queue: "orders"})
+	var letters []amqp.Publishing
 	for i := range n {
-		var err error
-		last, err = ch.PublishWithDeferredConfirm("", "orders.dlq", true, false, deadLetter("orders",
-			fmt.Sprint("order-", i), "dial tcp 10.0.0.1:443: connection refused", time.Now(),
-			fmt.Appendf(nil, `{"order":%d}`, i)))
-		require.NoError(h.t, err)
+		letters = append(letters, shop.Letter("orders", fmt.Sprint("order-", i),
+			"dial tcp 10.0.0.1:443: connection refused", time.Now(),
+			fmt.Appendf(nil, `{"order":%d}`, i), nil))
 	}
-	require.True(h.t, last.Wait())
-	rig.AwaitDepth(h.t, h.url, "orders.dlq", n)
-	return handled, count
-}
-
-// slowly begins a replay of all letters of orders and returns to the action's page.
-func slowly(b *tab, rate string) {
-	b.t.Helper()
-	m := mouse{b}
-	b.visit("/act?queue=orders&error=refused")
-	m.fill("First letters to watch", "0")
-	m.fill("Letters a second", rate)
-	m.press("Rehearse the replay")
-	b.see("Nothing has moved yet")
-	m.press("Replay")
-	b.see("Stop", "left")
-}
-
-const progress = `document.querySelector("progress")?.value`
-
-// Given two open pages, then both see an action that one of them starts, and that the other stops.
-func twoPages(t *testing.T, y *yard) {
-	h := y.newHouse(t)
-	h.crowd(400)
-	h.act()
-	one, two := h.tab(), h.tab()
-	two.visit("/")
-	slowly(one, "20")
-	two.see("Running: ")
-	mouse{two}.press("Running: ")
-	one.await(progress + " > 20")
-	two.await(progress + " > 20")
-	two.shot("running")
-	mouse{two}.press("Stop")
-	one.see("Stopped by")
-	two.see("Rehearse the rest")
-	one.visit("/")
-	require.NotContains(t, one.text(), "Running: ")
-}
-
-// Given five kills of the server in the middle of a replay of 5 000 letters, then no letter is
-// lost, and the page says each time how many are left.
-func killed(t *testing.T, y *yard) {
-	letters := 1_000
-	if long {
-		letters = 5_000
-	}
-	h := y.newHouse(t)
-	_, count := h.crowd(letters)
-	h.act()
-	b := h.tab()
-	b.tolerate("ERR_")
-	slowly(b, "200")
-	for kill := 1; kill <= 5; kill++ {
-		b.await(progress + " > 30")
-		h.server.kill()
-		b.see("lost")
-		left := testbroker.Depth(t, h.url, "orders.dlq")
-		h.openAt(strings.TrimPrefix(b.site, "http://"), "--allow-actions", "--state", h.state)
-		b.visit("/")
-		b.see("Interrupted: ")
-		b.shot(fmt.Sprint("interrupted-", kill))
-		m := mouse{b}
-		m.press("Interrupted: ")
-		b.see("left")
-		t.Logf("kill %d: %d letters left", kill, left)
-		m.press("Rehearse the rest")
-		b.see("Nothing has moved yet")
-		if kill == 5 {
-			break
-		}
-		m.press("Replay")
-		b.see("Stop")
-	}
-	mouse{b}.press("Replay")
-	b.ended()
-	testbroker.WaitFor(t, "all letters to be handled", patience,
-		func() bool { return count.Load() == int64(letters) })
-	rig.AwaitDepth(t, h.url, "orders.dlq", 0)
-	b.visit("/dead?queue=orders")
-	mouse{b}.press("Look")
-	b.see("No dead letters.")
-	b.visit("/")
-	require.NotContains(t, b.text(), "Running: ")
+	h.Post("orders.dlq", letters...)
+	rig.AwaitDepth(h.t, h.URL, "orders.dlq", n)
 }
 
 // openPages is how many pages are open at once.

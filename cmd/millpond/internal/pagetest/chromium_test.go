@@ -68,7 +68,6 @@ type tab struct {
 
 	mu        sync.Mutex
 	faults    []string
-	requests  []string
 	tolerated []string
 }
 
@@ -133,9 +132,6 @@ func (b *tab) hear(event any) {
 			b.fault(fmt.Sprintf("log: %s %s", e.Entry.Text, e.Entry.URL))
 		}
 	case *network.EventRequestWillBeSent:
-		b.mu.Lock()
-		b.requests = append(b.requests, e.Request.URL)
-		b.mu.Unlock()
 		at, err := url.Parse(e.Request.URL)
 		if err != nil || at.Scheme+"://"+at.Host != b.site {
 			b.fault("request: " + e.Request.URL)

@@ -6,32 +6,25 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill/message"
-	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/internal/testing/rig"
-	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware"
 )
 
 // incident is a service of orders in trouble, and the hands of the engineer on call.
 type incident struct {
-	*house
+	*shop.Orders
 	hands
 	*tab
-	t       *testing.T
-	handled sync.Map // by body
-	count   atomic.Int64
+	h *house
+	t *testing.T
 }
-
-var errBroken = errors.New("cannot parse total")
 
 // newIncident starts a service and the page.
 func newIncident(
@@ -39,51 +32,19 @@ func newIncident(
 ) *incident {
 	t.Helper()
 	h := y.newHouse(t)
-	i := &incident{house: h, t: t}
-	h.serve(rig.Config{
-		Queue: "orders", Policy: backoff.List{200 * time.Millisecond, 400 * time.Millisecond},
-		Configure: rig.QuorumQueue,
-		RetryOptions: []middleware.Option{
-			middleware.WithClassifier(middleware.PermanentErrors(errBroken)),
-		},
-		Handle: i.note(handler),
-	})
-	h.act()
-	i.tab = h.tab()
-	i.hands = with(i.tab)
+	i := &incident{h: h, t: t, Orders: h.Orders(rig.Config{
+		Policy: backoff.List{200 * time.Millisecond, 400 * time.Millisecond},
+	}, handler)}
+	i.open(with)
 	return i
 }
 
-// note counts the bodies that a handler has handled.
-func (i *incident) note(handler func(body string) error) func(*message.Message) error {
-	return func(msg *message.Message) error {
-		if err := handler(string(msg.Payload)); err != nil {
-			return err
-		}
-		if _, twice := i.handled.LoadOrStore(string(msg.Payload), true); !twice {
-			i.count.Add(1)
-		}
-		return nil
-	}
-}
-
-// orders publishes orders.
-func (i *incident) orders(from, to int) {
+// open opens the page.
+func (i *incident) open(with func(b *tab) hands) {
 	i.t.Helper()
-	for n := from; n < to; n++ {
-		rig.Publish(i.t, i.url, "", "orders", amqp.Publishing{
-			MessageId: fmt.Sprint("order-", n), Body: fmt.Appendf(nil, `{"order":%d}`, n),
-			DeliveryMode: amqp.Persistent,
-		})
-	}
-}
-
-func (i *incident) awaitDead(n int) { i.t.Helper(); rig.AwaitDepth(i.t, i.url, "orders.dlq", n) }
-
-func (i *incident) awaitHandled(n int64) {
-	i.t.Helper()
-	testbroker.WaitFor(i.t, fmt.Sprintf("%d orders to be handled", n), patience,
-		func() bool { return i.count.Load() == n })
+	i.h.act()
+	i.tab = i.h.tab()
+	i.hands = with(i.tab)
 }
 
 // look goes from the first page to the letters of a cause.
@@ -151,19 +112,19 @@ func badDeploy(t *testing.T, y *yard) {
 		broken.Store(true)
 		i := newIncident(t, y, with, func(string) error {
 			if broken.Load() {
-				return fmt.Errorf("order 17: %w", errBroken)
+				return fmt.Errorf("order 17: %w", shop.ErrBroken)
 			}
 			return nil
 		})
-		i.orders(0, 40)
-		i.awaitDead(40)
+		i.Place(0, 40)
+		i.AwaitDead(40)
 		i.look("order #: cannot parse total", "1 cause of 40 letters")
 		i.shot("cause")
 		i.document("page-bad-deploy.png")
 		broken.Store(false) // rolled back
 		i.replay("40", "First letters to watch", "2", "Handled if seen nowhere for", "1s")
-		i.awaitHandled(40)
-		i.awaitDead(0)
+		i.AwaitHandled(40)
+		i.AwaitDead(0)
 		i.see("40 of 40")
 	})
 }
@@ -182,24 +143,24 @@ func outage(t *testing.T, y *yard) {
 			}
 			return nil
 		})
-		i.orders(0, 30)
-		i.awaitDead(30)
+		i.Place(0, 30)
+		i.AwaitDead(30)
 		before := tries.Load()
 		i.look("dial tcp", "1 cause of 30 letters")
 		i.replay("30", "First letters to watch", "2", "Handled if seen nowhere for", "1s")
 		i.see("dead again")
 		i.document("page-outage.png")
-		i.awaitDead(30)
+		i.AwaitDead(30)
 		require.Equal(t, before+6, tries.Load(), "two letters were tried, three times each")
 		down.Store(false)
 		i.press("Rehearse the rest")
 		i.confirm("28")
-		i.awaitHandled(28)
+		i.AwaitHandled(28)
 		i.look("dial tcp", "1 cause of 2 letters")
 		i.see("failed again after replay")
 		i.replay("2", "Handled if seen nowhere for", "1s")
-		i.awaitHandled(30)
-		i.awaitDead(0)
+		i.AwaitHandled(30)
+		i.AwaitDead(0)
 	})
 }
 
@@ -213,21 +174,21 @@ func poison(t *testing.T, y *yard) {
 			}
 			return nil
 		})
-		i.orders(0, 10)
-		i.awaitHandled(8)
-		i.awaitDead(2)
+		i.Place(0, 10)
+		i.AwaitHandled(8)
+		i.AwaitDead(2)
 		i.look("panic", "1 cause of 2 letters")
 		i.press("order-3")
 		i.see("index out of range", `"order": 3`)
 		i.shot("letter")
 		i.document("page-poison.png")
 		i.press("Edit …")
-		i.fill("Payload", `{"order":3,"lines":[]}`)
+		i.fill("Headers and payload", "payload as json:\n"+`{"order":3,"lines":[]}`)
 		i.press("Rehearse the edit")
-		i.see("The difference", `+{"order":3,"lines":[]}`)
+		i.see("The difference", `+  "lines": []`)
 		i.confirm("order-3")
-		i.awaitHandled(9)
-		i.awaitDead(1)
+		i.AwaitHandled(9)
+		i.AwaitDead(1)
 		i.visit("/dead?queue=orders")
 		i.press("Look again")
 		i.see("1 cause of 1 letter")
@@ -235,10 +196,10 @@ func poison(t *testing.T, y *yard) {
 		i.press("Replay or discard …")
 		i.press("Rehearse the discard")
 		i.confirm("order-5")
-		i.awaitDead(0)
-		kept, err := filepath.Glob(filepath.Join(i.state, "*", "*"))
+		i.AwaitDead(0)
+		kept, err := filepath.Glob(filepath.Join(i.h.state, "*", "*"))
 		require.NoError(t, err)
-		more, err := filepath.Glob(filepath.Join(i.state, "*"))
+		more, err := filepath.Glob(filepath.Join(i.h.state, "*"))
 		require.NoError(t, err)
 		require.True(t, anyHas(t, append(kept, more...), "order-5"), "the letter is in a file")
 	})
@@ -261,11 +222,11 @@ func stranded(t *testing.T, y *yard) {
 	each(t, func(t *testing.T, with func(b *tab) hands) {
 		h := y.newHouse(t)
 		h.strand(5)
-		i := &incident{house: h, t: t}
-		h.parcels(i.note(func(string) error { return nil }))
-		h.act()
-		i.tab = h.tab()
-		i.hands = with(i.tab)
+		i := &incident{h: h, t: t, Orders: &shop.Orders{House: h.House}}
+		again := parcels()
+		again.Handle = i.Note(nil)
+		h.Serve(again)
+		i.open(with)
 		i.visit("/")
 		i.press("See Stranded")
 		i.press("Look at far.stranded")
@@ -276,7 +237,7 @@ func stranded(t *testing.T, y *yard) {
 		i.hold("all messages, because no filter is set")
 		i.press("Rehearse the return")
 		i.confirm("5")
-		i.awaitHandled(5)
-		rig.AwaitDepth(t, h.url, "far.stranded", 0)
+		i.AwaitHandled(5)
+		rig.AwaitDepth(t, h.URL, "far.stranded", 0)
 	})
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/internal/testing/rig"
-	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 // hostile are texts that try to run, to ask another host, or to look like something else. %d makes
@@ -73,9 +73,7 @@ func hostileTexts(t *testing.T, y *yard) {
 	h := y.newHouse(t)
 	queue := fmt.Sprintf(hostile[1], 7) // nothing but a name
 	for _, name := range []string{queue, "a\u202e<script>hacked=1</script>"} {
-		h.serve(rig.Config{
-			Queue: name, Policy: backoff.List{time.Hour}, Configure: rig.QuorumQueue, Handle: handle,
-		})
+		h.Serve(rig.Config{Queue: name, Policy: backoff.List{time.Hour}})
 	}
 	h.fillHostile(queue+".dlq", queue, letters)
 	h.fillHostile(queue+".wait.1h", queue, 3*len(hostile))
@@ -153,22 +151,19 @@ func thousands(n int) string {
 // fillHostile publishes n hostile letters of a queue.
 func (h *house) fillHostile(to, queue string, n int) {
 	h.t.Helper()
-	ch := testbroker.Channel(h.t, h.url)
-	require.NoError(h.t, ch.Confirm(false))
-	var last *amqp.DeferredConfirmation
+	var letters []amqp.Publishing
 	for i := range n {
 		text := fmt.Sprintf(hostile[i%len(hostile)], i)
 		other := fmt.Sprintf(hostile[(i+i/len(hostile))%len(hostile)], i)
-		msg := deadLetter(queue, text, other, time.Now(), []byte(other))
 		short := text[:min(len(text), 100)]
-		msg.MessageId, msg.Type, msg.AppId, msg.ContentType = short, short, short, short
-		msg.Headers[short], msg.Headers["millpond-handler"] = other, text
-		var err error
-		last, err = ch.PublishWithDeferredConfirm("", to, true, false, msg)
-		require.NoError(h.t, err)
+		m := shop.Letter(queue, short, other, time.Now(), []byte(other), amqp.Table{
+			short: other, "millpond-handler": text,
+		})
+		m.Type, m.AppId, m.ContentType = short, short, short
+		letters = append(letters, m)
 	}
-	require.True(h.t, last.Wait())
-	rig.AwaitDepth(h.t, h.url, to, n)
+	h.Post(to, letters...)
+	rig.AwaitDepth(h.t, h.URL, to, n)
 }
 
 // Given a management API whose certificate has hostile names, then the error is shown as text.
@@ -192,7 +187,7 @@ func hostileCertificate(t *testing.T, y *yard) {
 	h := y.newHouse(t)
 	_, port, err := net.SplitHostPort(listener.Addr().String())
 	require.NoError(t, err)
-	h.api = "https://guest:guest@localhost:" + port
+	h.API = "https://guest:guest@localhost:" + port
 	h.open()
 	b := h.tab()
 	b.visit("/")

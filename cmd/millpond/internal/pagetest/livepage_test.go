@@ -8,14 +8,16 @@ import (
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
-	"strings"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/chromedp/cdproto/page"
+	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
@@ -102,13 +104,11 @@ func numbersMove(t *testing.T, y *yard) {
 		front.await(t, 1)
 		had := eval[string](b, cell("orders", "Dead"))
 		at := time.Now()
-		for n := range 100 {
-			h.letter("orders", fmt.Sprint("more-", n), "dial tcp 10.0.0.1:443: connection refused", at,
-				[]byte("{}"))
-		}
+		h.Post("orders.dlq", slices.Repeat([]amqp.Publishing{shop.Letter("orders", "more",
+			"dial tcp 10.0.0.1:443: connection refused", at, []byte("{}"), nil)}, 100)...)
 		b.await(cell("orders", "Dead") + " !== " + fmt.Sprintf("%q", had))
 		b.await(fmt.Sprintf(`parseInt(%s) >= 100`, cell("orders", "Dead")))
-		rig.AwaitDepth(t, h.url, "orders.dlq", 114+100*int(1280-l.width)/920)
+		rig.AwaitDepth(t, h.URL, "orders.dlq", 114+100*int(1280-l.width)/920)
 		require.Zero(t, eval[float64](b, "window.shifts"), "layout shift, %s: %s", l.name,
 			eval[string](b, "window.shifted"))
 		b.shot(l.name)
@@ -167,41 +167,4 @@ func clicksCount(t *testing.T, y *yard) {
 	}
 	close(pages)
 	b.await(`location.pathname === "/stranded"`)
-}
-
-// Without scripts every page for reading works: links, filters, looks.
-func withoutScripts(t *testing.T, y *yard) {
-	h := y.newHouse(t)
-	h.furnish()
-	h.open()
-	b := h.tab()
-	b.script(false)
-	m := mouse{b}
-	b.visit("/")
-	b.see("queues in trouble", "When waiting messages return")
-	m.press("orders")
-	m.press("Look at the letters")
-	b.see("2 causes of 14 letters")
-	m.press("dial tcp")
-	b.see("1 cause of 12 letters")
-	m.press("order-17003")
-	b.see("Attempt 1", `"sku": "A-1"`)
-	m.press("Show as bytes")
-	b.see("7b 22 6f")
-	b.visit("/waiting?queue=mail")
-	m.press("Look at the messages")
-	b.see("the shop is closed")
-	m.press("Stranded")
-	b.see("Queues that keep them")
-	b.visit("/verify")
-	m.press("Verify")
-	b.see("verified")
-	m.press("Doctor")
-	m.press("Examine the broker")
-	b.see("Looking at the broker")
-	b.see("as expected")
-	b.shot("doctor")
-	for _, asked := range b.requests {
-		require.False(t, strings.HasSuffix(asked, "/events"))
-	}
 }

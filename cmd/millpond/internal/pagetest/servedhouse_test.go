@@ -3,7 +3,6 @@ package pagetest
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/url"
@@ -17,15 +16,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware"
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -97,13 +93,11 @@ func newYard(t *testing.T) *yard {
 
 // house is a virtual host with services, and the page that shows it.
 type house struct {
+	*shop.House
 	*yard
-	t          *testing.T
-	vhost, url string
-	services   map[string]*rig.Service
-	server     *server
-	state      string
-	api        string
+	t      *testing.T
+	server *server
+	state  string
 }
 
 // newHouse makes a virtual host.
@@ -113,130 +107,41 @@ func (y *yard) newHouse(t *testing.T) *house {
 	testbroker.Put(t, y.api, map[string]any{}, "vhosts", name)
 	testbroker.Put(t, y.api, map[string]any{"configure": ".*", "write": ".*", "read": ".*"},
 		"permissions", name, "guest")
-	return &house{
-		yard: y, t: t, vhost: name, api: y.api, state: t.TempDir(), services: map[string]*rig.Service{},
-		url: strings.TrimSuffix(y.node.URL(), "/") + "/" + url.PathEscape(name),
-	}
+	return &house{yard: y, t: t, state: t.TempDir(), House: &shop.House{
+		T: t, Node: y.node, API: y.api, Services: map[string]*rig.Service{},
+		URL: strings.TrimSuffix(y.node.URL(), "/") + "/" + url.PathEscape(name),
+	}}
 }
 
-// furnish starts three services: orders with PerQueue, invoices with Shared wait queues of the
-// prefix shop, and mail with Levels. It makes dead letters of several causes, and waiting messages.
+// furnish starts three services, and makes dead letters of several causes and waiting messages.
 func (h *house) furnish() {
 	h.t.Helper()
-	rig.DeclareExchange(h.t, h.url, "events", "topic")
-	list := backoff.List{200 * time.Millisecond, time.Hour}
-	for queue, c := range map[string]rig.Config{
-		"orders": {Strategy: topology.PerQueue{}, Configure: rig.QuorumQueue},
-		"invoices": {
-			Strategy:  topology.Shared{Type: topology.Classic, Prefix: "shop", Via: []string{"events"}},
-			Configure: rig.OnTopic("events", "invoice.*"),
-		},
-		"mail": {Strategy: topology.Levels{Max: 2 * time.Hour}, Configure: rig.QuorumQueue},
-	} {
-		c.Queue, c.Policy, c.Handle = queue, list, handle
-		h.serve(c)
-	}
-	for _, queue := range []string{"orders", "invoices", "mail"} {
-		h.send(queue, "is permanent 1", "is permanent 2", "waits")
+	h.Furnish()
+	for _, queue := range shop.Queues {
+		h.Send(queue, "is permanent 1", "is permanent 2", "waits")
 	}
 	at := time.Now().Add(-50 * time.Minute)
+	var letters []amqp.Publishing
 	for n := range 12 {
 		order := []byte(`{"order":17000,"lines":[{"sku":"A-1","n":2}]}`)
-		h.letter("orders", fmt.Sprintf("order-%d", 17000+n),
+		letters = append(letters, shop.Letter("orders", fmt.Sprintf("order-%d", 17000+n),
 			fmt.Sprintf("dial tcp 10.0.0.%d:443: connection refused", n),
-			at.Add(time.Duration(n*n)*20*time.Second), order)
+			at.Add(time.Duration(n*n)*20*time.Second), order,
+			amqp.Table{"tenant": "north", "tries": int32(3)}))
 	}
-	h.letter("mail", "", "unexpected end of JSON input", at, []byte{0, 1, 2, 0xff})
+	h.Post("orders.dlq", letters...)
+	h.Post("mail.dlq",
+		shop.Letter("mail", "", "unexpected end of JSON input", at, []byte{0, 1, 2, 0xff}, nil))
 	for queue, n := range map[string]int{"orders": 14, "invoices": 2, "mail": 3} {
-		rig.AwaitDepth(h.t, h.url, queue+".dlq", n)
+		rig.AwaitDepth(h.t, h.URL, queue+".dlq", n)
 	}
 }
 
-// serve starts a service.
-func (h *house) serve(c rig.Config) {
-	h.t.Helper()
-	c.URL, c.Keep = h.url, true
-	h.services[c.Queue] = rig.Start(h.t, c)
-}
+// strand makes n stranded messages for the queue parcels.
+func (h *house) strand(n int) { h.t.Helper(); h.Strand(parcels(), "far.stranded", n) }
 
-// handle fails as the body of the message says.
-func handle(msg *message.Message) error {
-	switch body := string(msg.Payload); {
-	case body == "waits":
-		return middleware.RetryAfter(errors.New("the shop is closed"), time.Hour)
-	case strings.HasPrefix(body, "is permanent"):
-		return middleware.Permanent(errors.New("no customer " + strings.TrimPrefix(body, "is permanent")))
-	}
-	return nil
-}
-
-// send publishes messages to a queue.
-func (h *house) send(queue string, bodies ...string) {
-	h.t.Helper()
-	exchange, key := "", queue
-	if queue == "invoices" {
-		exchange, key = "events", "invoice.new"
-	}
-	for _, body := range bodies {
-		rig.Publish(h.t, h.url, exchange, key, amqp.Publishing{
-			MessageId: queue + "-" + strings.ReplaceAll(body, " ", "-"), Body: []byte(body),
-			DeliveryMode: amqp.Persistent,
-		})
-	}
-}
-
-// letter publishes a dead letter as the library writes it.
-func (h *house) letter(queue, id, text string, at time.Time, body []byte) {
-	h.t.Helper()
-	rig.Publish(h.t, h.url, "", queue+".dlq", deadLetter(queue, id, text, at, body))
-}
-
-func deadLetter(queue, id, text string, at time.Time, body []byte) amqp.Publishing {
-	state := header.RetryState{
-		Failures: 2, Reason: header.ReasonExhausted, Class: header.ClassRetryable, Handler: "handler",
-		Error: text, DeadAt: at, OriginRoutingKey: queue,
-		History: []header.AttemptError{
-			{Attempt: 1, At: at.Add(-time.Minute), Handler: "handler", Error: "first " + text},
-			{Attempt: 2, At: at, Handler: "handler", Error: text},
-		},
-	}
-	msg := amqp.Publishing{
-		MessageId: id, DeliveryMode: amqp.Persistent, Body: body, ContentType: "application/json",
-		Headers: amqp.Table{"tenant": "north", "tries": int32(3)},
-	}
-	for key, value := range state.DeadHeaders(queue) {
-		msg.Headers[key] = value
-	}
-	return msg
-}
-
-// strand makes n stranded messages for the queue parcels: their wait ended while it was gone. It
-// returns once they are counted.
-func (h *house) strand(n int) {
-	h.t.Helper()
-	var failed atomic.Int64
-	h.parcels(func(*message.Message) error {
-		failed.Add(1)
-		return errors.New("no courier")
-	})
-	for i := range n {
-		h.send("parcels", fmt.Sprint("parcel ", i))
-	}
-	testbroker.WaitFor(h.t, "the parcels to wait", patience, func() bool {
-		return failed.Load() == int64(n)
-	})
-	h.services["parcels"].Stop()
-	rig.DeleteQueue(h.t, h.url, "parcels")
-	rig.AwaitDepth(h.t, h.url, "far.stranded", n)
-}
-
-// parcels starts the service of the queue parcels.
-func (h *house) parcels(handle func(*message.Message) error) {
-	h.t.Helper()
-	h.serve(rig.Config{
-		Queue: "parcels", Strategy: topology.Levels{Prefix: "far"}, Configure: rig.QuorumQueue,
-		Policy: backoff.List{5 * time.Second, 5 * time.Second}, Handle: handle,
-	})
+func parcels() rig.Config {
+	return rig.Config{Queue: "parcels", Strategy: topology.Levels{Prefix: "far"}}
 }
 
 // server is a process of millpond serve.
@@ -246,18 +151,13 @@ type server struct {
 	site    string
 }
 
+var pageAt = regexp.MustCompile(`the page is at (\S+)/\n`)
+
 // open starts millpond serve for the house. The process ends with the test.
 func (h *house) open(args ...string) *server {
 	h.t.Helper()
-	return h.openAt("127.0.0.1:0", args...)
-}
-
-var pageAt = regexp.MustCompile(`the page is at (\S+)/\n`)
-
-func (h *house) openAt(address string, args ...string) *server {
-	h.t.Helper()
 	args = append([]string{
-		"--url", h.url, "--management", h.api, "serve", "--listen", address,
+		"--url", h.URL, "--management", h.API, "serve", "--listen", "127.0.0.1:0",
 	}, args...)
 	s := &server{t: h.t, process: exec.Command(builtTool(h.t), args...)}
 	errs, err := s.process.StderrPipe()

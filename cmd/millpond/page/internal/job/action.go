@@ -4,7 +4,7 @@
 // An action is rehearsed first (Manager.Rehearse), which moves nothing and returns its count, its
 // words and a digest. It begins when a person confirms that digest (Manager.Start), and moves no
 // more messages than were rehearsed. One action at a time works on a dead-letter queue. It goes on
-// when its page is closed, and every page sees it (Manager.Subscribe). It can be stopped, and
+// when its page is closed, and every page sees it (Manager.Changed). It can be stopped, and
 // resumed by another action with the same filter: a message that was moved is not there any more.
 //
 // With a folder, a journal survives a kill of the process: the next Manager says how far an action
@@ -109,54 +109,20 @@ type There struct {
 
 // Progress counts the messages of an action.
 type Progress struct {
-	// Total messages were in the queue at the beginning; Seen of them were looked at, Chosen by the
-	// filter, and Done moved or thrown away.
-	Total  int `json:"total"`
-	Seen   int `json:"seen"`
-	Chosen int `json:"chosen"`
-	Done   int `json:"done"`
-	// Foreign, Refused and Spent stay: they belong to another queue, cannot be moved, or were
-	// replayed too often before.
-	Foreign int `json:"foreign,omitempty"`
-	Refused int `json:"refused,omitempty"`
-	Spent   int `json:"spent,omitempty"`
+	operate.Progress
+	// Spent stay, because they were replayed too often before.
+	Spent int `json:"spent,omitempty"`
 	// Ramp has the letters of a Replay that is watched.
-	Ramp *Ramp `json:"ramp,omitempty"`
-}
-
-// Ramp counts as operate.RampResult does.
-type Ramp struct {
-	Run       string `json:"run"`
-	Step      string `json:"step,omitempty"`
-	Started   int    `json:"started"`
-	Handled   int    `json:"handled"`
-	DeadAgain int    `json:"dead_again"`
-	Waiting   int    `json:"waiting"`
-	Unsettled int    `json:"unsettled"`
-	Left      int    `json:"left"`
-	// AtHandler counts all messages of the queue that consumers hold; nil where that is not known.
-	AtHandler *int `json:"at_handler,omitempty"`
-}
-
-func progressOf(p operate.Progress) Progress {
-	return Progress{
-		Total: p.Total, Seen: p.Seen, Chosen: p.Chosen, Done: p.Done, Foreign: p.Foreign,
-		Refused: p.Refused,
-	}
+	Ramp *operate.RampResult `json:"ramp,omitempty"`
 }
 
 func rampOf(r operate.RampResult) Progress {
-	p := Progress{
-		Chosen: r.Started, Done: r.Replayed(), Foreign: r.Foreign, Refused: r.Refused, Spent: r.Spent,
-		Ramp: &Ramp{
-			Run: r.Run, Step: r.Step, Started: r.Started, Handled: r.Handled, DeadAgain: r.DeadAgain,
-			Waiting: r.Waiting, Unsettled: r.Unsettled, Left: r.Left,
+	return Progress{
+		Progress: operate.Progress{
+			Chosen: r.Started, Done: r.Replayed(), Foreign: r.Foreign, Refused: r.Refused,
 		},
+		Spent: r.Spent, Ramp: &r,
 	}
-	if r.AtHandler.Known() {
-		p.Ramp.AtHandler = &r.AtHandler.N
-	}
-	return p
 }
 
 // Active reports whether the action is under way.

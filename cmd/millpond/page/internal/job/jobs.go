@@ -18,11 +18,9 @@ import (
 
 const (
 	// maxActions bounds the actions that have ended, in memory and in the journal. maxRehearsed
-	// bounds the rehearsals, and maxEdits the rehearsed edits among them, which hold payloads of up
-	// to maxEdited bytes.
+	// bounds the rehearsals: each may be of an edit, which holds a text of up to maxEdited bytes.
 	maxActions   = 200
-	maxRehearsed = 100
-	maxEdits     = 5
+	maxRehearsed = 20
 	maxEdited    = 1 << 20
 	// rehearsedFor is how long a rehearsal can be confirmed.
 	rehearsedFor = 15 * time.Minute
@@ -59,11 +57,11 @@ type Manager struct {
 	store  *store // nil without a folder
 	group  sync.WaitGroup
 
-	mu        sync.Mutex
-	actions   []*action         // oldest first
-	busy      map[string]string // by queue: who works on its messages
-	listeners map[chan struct{}]struct{}
-	closed    bool
+	mu      sync.Mutex
+	actions []*action         // oldest first
+	busy    map[string]string // by queue: who works on its messages
+	changed chan struct{}
+	closed  bool
 }
 
 // action is an Action with what only the process needs.
@@ -80,9 +78,7 @@ type action struct {
 // Open returns a Manager. It reads the journal: actions that were under way when the last process
 // ended become StateInterrupted, and the messages of their queues are counted in the background.
 func Open(options Options) (*Manager, error) {
-	m := &Manager{
-		Options: options, busy: map[string]string{}, listeners: map[chan struct{}]struct{}{},
-	}
+	m := &Manager{Options: options, busy: map[string]string{}, changed: make(chan struct{}, 1)}
 	m.ctx, m.cancel = context.WithCancelCause(context.Background())
 	if options.Folder == "" {
 		return m, nil
@@ -191,21 +187,18 @@ func (m *Manager) find(id string) (*action, error) {
 
 // prune forgets old rehearsals, and the oldest actions that have ended.
 func (m *Manager) prune() {
-	rehearsed, edits := 0, 0
+	rehearsed := 0
 	for _, a := range m.actions {
 		if a.State == StateRehearsed {
 			rehearsed++
-			edits += a.edits()
 		}
 	}
 	ended := len(m.actions) - rehearsed
 	m.actions = slices.DeleteFunc(m.actions, func(a *action) bool {
 		switch {
 		case a.State == StateRehearsed:
-			many := rehearsed > maxRehearsed || a.edits() > 0 && edits > maxEdits
-			if many || time.Since(a.Rehearsed) > rehearsedFor {
+			if rehearsed > maxRehearsed || time.Since(a.Rehearsed) > rehearsedFor {
 				rehearsed--
-				edits -= a.edits()
 				return true
 			}
 		case ended > maxActions && !a.Active():
@@ -216,35 +209,15 @@ func (m *Manager) prune() {
 	})
 }
 
-// edits is 1 for an edit.
-func (a *action) edits() int {
-	if a.Request.Kind == Edit {
-		return 1
-	}
-	return 0
-}
+// Changed returns a channel that has a value after each change of an action; changes that come
+// close together may be one value.
+func (m *Manager) Changed() <-chan struct{} { return m.changed }
 
-// Subscribe returns a channel that has a value after each change of an action; changes that come
-// close together may be one value. leave ends that.
-func (m *Manager) Subscribe() (changed <-chan struct{}, leave func()) {
-	c := make(chan struct{}, 1)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.listeners[c] = struct{}{}
-	return c, func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		delete(m.listeners, c)
-	}
-}
-
-// tell wakes the listeners.
+// tell says that an action has changed.
 func (m *Manager) tell() {
-	for c := range m.listeners {
-		select {
-		case c <- struct{}{}:
-		default:
-		}
+	select {
+	case m.changed <- struct{}{}:
+	default:
 	}
 }
 
@@ -428,7 +401,6 @@ func (r Request) clone() Request {
 	r.Steps, r.Runs = slices.Clone(r.Steps), slices.Clone(r.Runs)
 	if r.Change != nil {
 		c := *r.Change
-		c.Body, c.Set, c.Unset = slices.Clone(c.Body), maps.Clone(c.Set), slices.Clone(c.Unset)
 		r.Change = &c
 	}
 	return r

@@ -27,11 +27,11 @@ func (a *action) lookKey(
 			k.Blocked.UTC().Format("2006-01-02 15:04:05 UTC"), k.Waiting))
 	}
 	if r.Kind == ReleaseKey {
-		a.Count, found.Found = 1, Progress{Total: 1, Seen: 1, Chosen: 1}
+		a.Count, found.Found = 1, Progress{Progress: operate.Progress{Total: 1, Seen: 1, Chosen: 1}}
 		return found, nil
 	}
 	p, err := o.ReplayKey(ctx, a.plan, r.Key, operate.ReplayOptions{DryRun: true})
-	a.Count, found.Found = p.Chosen-p.Refused, progressOf(p)
+	a.Count, found.Found = p.Chosen-p.Refused, Progress{Progress: p}
 	if a.Count == 0 && k.Replayed {
 		a.Count = 1
 		found.Notes = append(found.Notes, "an earlier replay was interrupted: its letter is in the "+
@@ -59,13 +59,13 @@ func (m *Manager) onKey(ctx context.Context, o *operate.Operator, a *action) err
 	if r.Kind == ReleaseKey {
 		err := o.ReleaseKey(ctx, a.plan, r.Key, r.Mark)
 		if err == nil {
-			m.progress(a, Progress{Total: 1, Seen: 1, Chosen: 1, Done: 1})
+			m.progress(a, Progress{Progress: operate.Progress{Total: 1, Seen: 1, Chosen: 1, Done: 1}})
 		}
 		return err
 	}
 	p, err := o.ReplayKey(ctx, a.plan, r.Key, operate.ReplayOptions{
-		Limit: a.Count, Progress: func(p operate.Progress) { m.progress(a, progressOf(p)) },
+		Limit: a.Count, Progress: func(p operate.Progress) { m.progress(a, Progress{Progress: p}) },
 	})
-	m.progress(a, progressOf(p))
+	m.progress(a, Progress{Progress: p})
 	return err
 }

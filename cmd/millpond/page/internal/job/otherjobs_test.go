@@ -11,6 +11,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -35,19 +36,18 @@ func TestEditShowsTheDifferenceAndKeepsTheOriginal(t *testing.T) {
 	y := newYard(t, "")
 	y.die(0, 3, refused)
 	change := &job.Change{
-		Letter: job.Identity(y.theLetter("order-1")), Body: []byte("repaired"),
-		Set: amqp.Table{"tenant": int64(7)}, Unset: []string{"nothing"},
+		Letter: job.Identity(y.theLetter("order-1")),
+		Text:   "tenant int64 7\npayload as text:\nrepaired\n",
 	}
 	r := job.Request{
-		Kind: job.Edit, Filter: job.Filter{IDs: []string{"order-1"}}, Change: change,
+		Kind: job.Edit, Filter: operate.Filter{IDs: []string{"order-1"}}, Change: change,
 	}
 	h := y.rehearse(r)
 	require.Equal(t, 1, h.Count)
-	require.Equal(t, "body 1", string(h.Before.Delivery.Body))
-	require.Equal(t, "repaired", string(h.After.Body))
-	require.Equal(t, int32(1), h.Before.Delivery.Headers["tenant"])
-	require.Equal(t, int64(7), h.After.Headers["tenant"])
-	change.Body = []byte("another one, after the rehearsal")
+	difference := strings.Join(h.Difference, "\n")
+	require.Contains(t, difference, "-tenant int32 1\n+tenant int64 7\n")
+	require.Contains(t, difference, "-body 1\n+repaired")
+	change.Text = "payload as text:\nanother one, after the rehearsal\n"
 	a := y.ended(y.confirm(h).ID)
 	require.Equal(t, job.StateDone, a.State, a.Error)
 	edited := y.drain(y.queue, 1)[0]
@@ -55,18 +55,21 @@ func TestEditShowsTheDifferenceAndKeepsTheOriginal(t *testing.T) {
 	require.Equal(t, int64(7), edited.Headers["tenant"])
 	require.Equal(t, "body 1", string(y.drain(y.dead+".originals", 1)[0].Body))
 
-	r.Change = &job.Change{Letter: change.Letter, Body: []byte("x")}
 	r.Queue = y.queue
 	_, err := y.Rehearse(t.Context(), "alice", r)
 	require.ErrorIs(t, err, job.ErrChanged)
 	r.Filter.IDs = []string{"order-2"}
-	r.Change.Letter = job.Identity(y.theLetter("order-2"))
-	r.Change.Body = []byte("body 2")
-	_, err = y.Rehearse(t.Context(), "alice", r)
-	require.ErrorContains(t, err, "the edit changes nothing")
-	r.Change.Set = amqp.Table{header.Queue: "elsewhere"}
-	_, err = y.Rehearse(t.Context(), "alice", r)
-	require.ErrorContains(t, err, "belongs to the library")
+	change.Letter = job.Identity(y.theLetter("order-2"))
+	for text, says := range map[string]string{
+		"tenant int32 2\n\npayload as text:\nbody 2\n":      "the edit changes nothing",
+		header.Queue + " string \"x\"\npayload as text:\nx": "belongs to the library",
+		"tenant int32 2": "is missing above the payload",
+	} {
+		change.Text = text
+		_, err = y.Rehearse(t.Context(), "alice", r)
+		require.ErrorIs(t, err, job.ErrRequest, text)
+		require.ErrorContains(t, err, says)
+	}
 
 	journal, err := os.ReadFile(filepath.Join(y.folder, "actions.jsonl"))
 	require.NoError(t, err)
@@ -81,7 +84,7 @@ func TestDiscardedLettersAreInAFile(t *testing.T) {
 	foreign.Headers[header.DeadQueue] = "another"
 	y.publish(y.dead, foreign)
 	y.die(4, 2, "no stock")
-	a := y.act(job.Request{Kind: job.Discard, Filter: job.Filter{Error: refused}})
+	a := y.act(job.Request{Kind: job.Discard, Filter: operate.Filter{Error: refused}})
 	require.Equal(t, job.StateDone, a.State, a.Error)
 	require.Equal(t, 4, a.Progress.Done)
 	require.Equal(t, []string{"body 9", "body 4", "body 5"}, bodies(y.drain(y.dead, 3)))
@@ -109,20 +112,12 @@ func TestDiscardedLettersAreInAFile(t *testing.T) {
 func (y *yard) waits(n int) {
 	y.t.Helper()
 	for i := range n {
-		state := header.RetryState{
+		m := y.letter(i, "")
+		m.Headers = nil
+		y.publish(y.queue+".wait.1h", shop.Waiting(y.queue, header.RetryState{
 			Failures: 2, Error: refused, Class: header.ClassRetryable, Delay: time.Hour,
 			FirstSeen: time.Now(), OriginRoutingKey: y.queue,
-		}
-		m := y.letter(i, "")
-		m.Headers = amqp.Table{}
-		for key, value := range state.Headers(y.queue) {
-			m.Headers[key] = value
-		}
-		for _, q := range y.plan.Queues {
-			if q.Delay == time.Hour {
-				y.publish(q.Name, m)
-			}
-		}
+		}, m))
 	}
 }
 
@@ -130,13 +125,13 @@ func TestReleaseAndCancel(t *testing.T) {
 	t.Parallel()
 	y := newYard(t, "")
 	y.waits(5)
-	h := y.rehearse(job.Request{Kind: job.Release, Filter: job.Filter{IDs: []string{"order-1"}}})
+	h := y.rehearse(job.Request{Kind: job.Release, Filter: operate.Filter{IDs: []string{"order-1"}}})
 	require.Equal(t, 1, h.Count)
 	require.Equal(t, 5, h.Found.Total)
 	a := y.ended(y.confirm(h).ID)
 	require.Equal(t, job.StateDone, a.State, a.Error)
 	require.Equal(t, []string{"body 1"}, bodies(y.drain(y.queue, 1)))
-	h = y.rehearse(job.Request{Kind: job.Cancel, Filter: job.Filter{Delay: time.Hour}})
+	h = y.rehearse(job.Request{Kind: job.Cancel, Filter: operate.Filter{Delay: time.Hour}})
 	require.Equal(t, 4, h.Count)
 	y.waits(1) // after the rehearsal
 	a = y.ended(y.confirm(h).ID)
@@ -145,7 +140,7 @@ func TestReleaseAndCancel(t *testing.T) {
 	h = y.rehearse(job.Request{Kind: job.Release, All: true})
 	require.Equal(t, 1, h.Count)
 	_, err := y.Rehearse(t.Context(), "alice", job.Request{
-		Kind: job.Release, Queue: y.queue, Filter: job.Filter{Reason: "exhausted"},
+		Kind: job.Release, Queue: y.queue, Filter: operate.Filter{Reason: "exhausted"},
 	})
 	require.ErrorIs(t, err, job.ErrRequest, "a filter is never passed over")
 }
@@ -176,7 +171,7 @@ func TestAnEndOfTheProcessInterrupts(t *testing.T) {
 	t.Parallel()
 	y := newYard(t, topology.Classic)
 	y.die(0, 100, refused)
-	r := quick(job.Filter{})
+	r := quick(operate.Filter{})
 	r.Rate = 20
 	id := y.confirm(y.rehearse(r)).ID
 	y.await(id, "five letters", func(a job.Action) bool { return a.Progress.Done >= 5 })

@@ -5,14 +5,10 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"time"
 
-	amqp "github.com/rabbitmq/amqp091-go"
-
+	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -30,9 +26,8 @@ type Rehearsal struct {
 	Findings []operate.Finding
 	// Notes are further sentences.
 	Notes []string
-	// Before and After are the letter of an Edit and its payload and headers afterwards.
-	Before *operate.Letter
-	After  *amqp.Publishing
+	// Difference are the lines in which an Edit changes its letter.
+	Difference []string
 }
 
 // Rehearse looks at the messages and moves none. The action that it returns waits for Start with
@@ -146,8 +141,7 @@ func (m *Manager) rehearse(
 func (a *action) digest() string {
 	change := ""
 	if c := a.Request.Change; c != nil {
-		line, err := operate.Encode(amqp.Delivery{Headers: c.Set, Body: c.Body})
-		change = fmt.Sprint(c.Letter, string(line), err, c.Unset)
+		change = c.Letter + c.Text
 	}
 	text, _ := json.Marshal([]any{ // of plain values
 		a.ID, a.Who, a.Request, change, a.Source, a.Count, a.Words, a.Rehearsed,
@@ -175,13 +169,13 @@ func (m *Manager) look(ctx context.Context, a *action) (found Rehearsal, err err
 		return a.lookKey(ctx, o)
 	case Discard:
 		p, err := o.Discard(ctx, a.plan, operate.DiscardOptions{Filter: a.own(filter), DryRun: true})
-		a.Count, found.Found = p.Chosen, progressOf(p)
+		a.Count, found.Found = p.Chosen, Progress{Progress: p}
 		return found, err
 	case Return:
 		res, err := o.ReturnStranded(ctx, a.Request.Queue, operate.ReplayOptions{
 			Filter: filter, To: a.Request.To, DryRun: true,
 		})
-		a.Count, found.Found = res.Chosen, progressOf(res.Progress)
+		a.Count, found.Found = res.Chosen, Progress{Progress: res.Progress}
 		for _, left := range res.Left {
 			a.Count -= left.Messages
 			found.Notes = append(found.Notes, fmt.Sprintf(
@@ -227,7 +221,7 @@ func (a *action) lookReplay(
 	}))
 	found = Rehearsal{
 		Target: h.Target, Ready: h.Ready, Consumers: h.Consumers, Findings: h.Findings,
-		Found: progressOf(h.Progress),
+		Found: Progress{Progress: h.Progress},
 	}
 	found.Found.Spent, a.Count = h.Spent, h.Chosen
 	note := func(n int, text string) {
@@ -263,7 +257,7 @@ func (a *action) lookEdit(
 		p, err = o.ReplayKey(ctx, a.plan, a.Request.Key, operate.ReplayOptions{
 			Filter: filter, DryRun: true,
 		})
-		a.Count, found.Found, found.Target = p.Chosen-p.Refused, progressOf(p), a.plan.Queue
+		a.Count, found.Found, found.Target = p.Chosen-p.Refused, Progress{Progress: p}, a.plan.Queue
 	} else {
 		found, err = a.lookReplay(ctx, o, filter)
 	}
@@ -273,43 +267,27 @@ func (a *action) lookEdit(
 	if err != nil {
 		return found, err
 	}
-	if n := max(len(letter.Delivery.Body), len(c.Body)); n > maxEdited {
-		return found, fmt.Errorf("%w: the payload has %d bytes, and at most %d are edited here: use "+
+	if n := max(len(letter.Delivery.Body), len(c.Text)); n > maxEdited {
+		return found, fmt.Errorf("%w: the letter has %d bytes, and at most %d are edited here: use "+
 			"millpond dead replay --edit", ErrRequest, n, maxEdited)
 	}
-	after := amqp.Publishing{Headers: maps.Clone(letter.Delivery.Headers), Body: letter.Delivery.Body}
-	if !c.apply(&after) {
-		return found, fmt.Errorf("%w: the edit changes nothing", ErrRequest)
+	before, _ := lettertext.Of(letter.Delivery.Headers, letter.Delivery.Body)
+	if c.after, err = lettertext.Parse(c.Text, before); err != nil {
+		return found, fmt.Errorf("%w: %w", ErrRequest, err)
 	}
-	found.Before, found.After = letter, &after
-	return found, nil
+	found.Difference, _, err = lettertext.Difference("letter", before, c.after, maxDifference)
+	if err == nil && len(found.Difference) < 2 {
+		err = fmt.Errorf("%w: the edit changes nothing", ErrRequest)
+	}
+	return found, err
 }
 
-// apply changes a message, and reports whether it is another one now.
-func (c *Change) apply(msg *amqp.Publishing) (changed bool) {
-	was := amqp.Delivery{Headers: maps.Clone(msg.Headers), Body: msg.Body}
-	if msg.Headers == nil {
-		msg.Headers = amqp.Table{}
-	}
-	for _, key := range c.Unset {
-		delete(msg.Headers, key)
-	}
-	maps.Copy(msg.Headers, c.Set)
-	msg.Body = slices.Clone(c.Body)
-	before, beforeErr := operate.Encode(was)
-	after, afterErr := operate.Encode(amqp.Delivery{Headers: msg.Headers, Body: msg.Body})
-	return errors.Join(beforeErr, afterErr) != nil || string(before) != string(after)
-}
+// maxDifference bounds the lines of a difference that are shown.
+const maxDifference = 1000
 
-// Identity is a digest of a letter without the fields that differ from look to look. Two letters
-// with the same identity are equal.
+// Identity is a digest of lettertext.Identity.
 func Identity(l operate.Letter) string {
-	d := l.Delivery
-	d.Headers = maps.Clone(d.Headers)
-	delete(d.Headers, "x-delivery-count")
-	delete(d.Headers, "x-acquired-count")
-	d.Redelivered = false
-	line, err := operate.Encode(d)
+	line, err := lettertext.Identity(l.Delivery)
 	sum := sha256.Sum256(append(line, fmt.Sprint(err)...))
 	return hex.EncodeToString(sum[:])
 }

@@ -4,14 +4,12 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"strings"
 	"time"
 
-	amqp "github.com/rabbitmq/amqp091-go"
-
+	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -52,8 +50,8 @@ type Request struct {
 	// stranded queue.
 	Queue string `json:"queue"`
 	// Filter chooses the messages. An empty filter needs All, and All an empty filter.
-	Filter Filter `json:"filter"`
-	All    bool   `json:"all,omitempty"`
+	Filter operate.Filter `json:"chosen,omitzero"`
+	All    bool           `json:"all,omitempty"`
 	// To is the queue that gets them, of Replay, Edit and Return. Default: their own.
 	To string `json:"to,omitempty"`
 	// Rate is the number of messages a second, of Replay and Return. Default: as fast as possible.
@@ -89,16 +87,11 @@ type Request struct {
 type Change struct {
 	// Letter is the Identity of the letter that the person has seen.
 	Letter string
-	// Body is the new payload.
-	Body []byte
-	// Set are headers to set, and Unset headers to remove. Headers that begin with "millpond-" belong
-	// to the library.
-	Set   amqp.Table
-	Unset []string
-}
+	// Text is its content after the edit, as lettertext writes it.
+	Text string
 
-// Filter chooses the messages of an action.
-type Filter = operate.Filter
+	after lettertext.Content // what the rehearsal has read
+}
 
 // filter returns the filter for the library. It passes over letters of these runs.
 func (r *Request) filter() (operate.Filter, error) {
@@ -137,7 +130,7 @@ func (r *Request) check() error {
 		refuse(r.All && !r.Filter.IsZero(), "choose all messages or give a filter, not both")
 	}
 	waits := r.Kind == Release || r.Kind == Cancel
-	of := Filter{IDs: r.Filter.IDs, Error: r.Filter.Error, Delay: r.Filter.Delay}
+	of := operate.Filter{IDs: r.Filter.IDs, Error: r.Filter.Error, Delay: r.Filter.Delay}
 	refuse(waits && of.String() != r.Filter.String(),
 		"messages that wait are chosen by ID, error and delay alone")
 	refuse(!waits && r.Filter.Delay != 0, "only messages that wait are chosen by their delay")
@@ -155,14 +148,8 @@ func (r *Request) check() error {
 		"canary, steps, times and the number of replays cannot be negative")
 	refuse(!(r.StopAt >= 0 && r.StopAt <= 1), "stop-at is a share from 0 to 1")
 	refuse((r.Kind == Edit) != (r.Change != nil), "an edit, and no other action, needs a change")
-	if r.Change != nil {
-		for _, key := range slices.Concat(r.Change.Unset, slices.Collect(maps.Keys(r.Change.Set))) {
-			refuse(key == "" || len(key) > 255, "the name of a header has 1 to 255 bytes")
-			refuse(strings.HasPrefix(key, "millpond-") || strings.HasPrefix(key, "x-death"),
-				fmt.Sprintf("the header %q belongs to the library or to the broker", key))
-		}
-		refuse(len(r.Filter.IDs) != 1 || r.Change.Letter == "", "an edit names one letter by its ID")
-	}
+	refuse(r.Change != nil && (len(r.Filter.IDs) != 1 || r.Change.Letter == ""),
+		"an edit names one letter by its ID")
 	if _, err := r.filter(); err != nil {
 		problems = append(problems, err)
 	}

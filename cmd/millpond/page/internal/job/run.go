@@ -7,6 +7,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -21,7 +22,7 @@ func (m *Manager) run(ctx context.Context, a *action) error {
 	if err != nil {
 		return err
 	}
-	report := func(p operate.Progress) { m.progress(a, progressOf(p)) }
+	report := func(p operate.Progress) { m.progress(a, Progress{Progress: p}) }
 	switch r := a.Request; r.Kind {
 	case Replay:
 		options := operate.ReplayOptions{Filter: filter, Rate: r.Rate, Limit: a.Count}
@@ -84,11 +85,11 @@ func (m *Manager) edit(
 	p, err := replay(ctx, a.plan, operate.ReplayOptions{
 		Filter: filter, To: a.Request.To, Limit: 1, EditedBy: a.Who,
 		Edit: func(_ operate.Letter, msg *amqp.Publishing) error {
-			c.apply(msg)
+			c.after.Put(msg)
 			return nil
 		},
 	})
-	m.progress(a, progressOf(p))
+	m.progress(a, Progress{Progress: p})
 	if err == nil && p.Done == 0 {
 		err = ErrChanged
 	}
@@ -117,24 +118,18 @@ func (m *Manager) discard(
 	}
 	p, err := o.Discard(ctx, a.plan, operate.DiscardOptions{
 		Filter: a.own(filter), Limit: a.Count,
-		Progress: func(p operate.Progress) { m.progress(a, progressOf(p)) },
+		Progress: func(p operate.Progress) { m.progress(a, Progress{Progress: p}) },
 		Before: func(letters []operate.Letter) error {
 			if err := context.Cause(ctx); err != nil { // stop between two batches
 				return err
 			}
-			for _, l := range letters {
-				line, err := operate.Encode(l.Delivery)
-				if err == nil {
-					_, err = f.Write(append(line, '\n'))
-				}
-				if err != nil {
-					return fmt.Errorf("write the letters to %q: %w", f.Name(), err)
-				}
+			if err := lettertext.Append(f, letters); err != nil {
+				return fmt.Errorf("write the letters to %q: %w", f.Name(), err)
 			}
-			return f.Sync()
+			return nil
 		},
 	})
-	m.progress(a, progressOf(p))
+	m.progress(a, Progress{Progress: p})
 	return err
 }
 
@@ -149,6 +144,6 @@ func (m *Manager) endWait(ctx context.Context, o *operate.Operator, a *action) e
 		act = o.Cancel
 	}
 	p, err := act(ctx, a.plan, choose)
-	m.progress(a, progressOf(p))
+	m.progress(a, Progress{Progress: p})
 	return err
 }

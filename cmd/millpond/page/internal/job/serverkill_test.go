@@ -62,7 +62,7 @@ func serve(words []string) error {
 		h, err = m.Resume(ctx, "alice", last[0].ID)
 	default:
 		h, err = m.Rehearse(ctx, "alice", job.Request{
-			Kind: kind, Queue: queue, Filter: job.Filter{Error: refused},
+			Kind: kind, Queue: queue, Filter: operate.Filter{Error: refused},
 			Settle: map[bool]time.Duration{true: 300 * time.Millisecond}[kind == job.Replay],
 			Watch:  map[bool]time.Duration{true: time.Second}[kind == job.Replay],
 		})

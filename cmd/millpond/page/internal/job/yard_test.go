@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
@@ -49,7 +50,6 @@ func newYard(t testing.TB, kind topology.QueueType) *yard {
 		strategy: topology.PerQueue{Type: kind},
 	}
 	y.ch = testbroker.Channel(t, y.url)
-	require.NoError(t, y.ch.Confirm(false))
 	y.operator = rig.OpenOperator(t, y.url, operate.WithoutPolicyCheck())
 	args := amqp.Table{"x-queue-type": cmp.Or(string(kind), "quorum")}
 	if kind != topology.Classic {
@@ -87,39 +87,21 @@ func (y *yard) open() {
 // publish publishes confirmed to a queue.
 func (y *yard) publish(queue string, messages ...amqp.Publishing) {
 	y.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), rig.Patience)
-	defer cancel()
-	var confirms []*amqp.DeferredConfirmation
-	for _, m := range messages {
-		m.DeliveryMode = amqp.Persistent
-		confirm, err := y.ch.PublishWithDeferredConfirmWithContext(ctx, "", queue, true, false, m)
-		require.NoError(y.t, err)
-		confirms = append(confirms, confirm)
-	}
-	for _, confirm := range confirms {
-		ok, err := confirm.WaitContext(ctx)
-		require.NoError(y.t, err)
-		require.True(y.t, ok)
-	}
+	shop.Post(y.t, y.url, queue, messages...)
 }
 
 const refused = "connection refused"
 
 // letter is dead letter i with an error.
 func (y *yard) letter(i int, text string) amqp.Publishing {
-	state := header.RetryState{
+	return shop.Dead(y.queue, header.RetryState{
 		Failures: 3, Reason: header.ReasonExhausted, Error: text, Class: header.ClassRetryable,
 		Handler: "ship", DeadAt: time.Date(2026, 3, 1, 12, 0, i%60, 0, time.UTC),
 		OriginRoutingKey: y.queue,
-	}
-	m := amqp.Publishing{
+	}, amqp.Publishing{
 		MessageId: fmt.Sprint("order-", i), Body: fmt.Appendf(nil, "body %d", i),
 		Headers: amqp.Table{"tenant": int32(i % 3)},
-	}
-	for key, value := range state.DeadHeaders(y.queue) {
-		m.Headers[key] = value
-	}
-	return m
+	})
 }
 
 // die publishes dead letters from number from on.
@@ -230,7 +212,7 @@ func (y *yard) await(id, what string, is func(job.Action) bool) job.Action {
 }
 
 // quick is a replay that is watched for a short time.
-func quick(f job.Filter) job.Request {
+func quick(f operate.Filter) job.Request {
 	return job.Request{
 		Kind: job.Replay, Filter: f, All: f.IsZero(), Settle: 300 * time.Millisecond, Watch: time.Second,
 	}

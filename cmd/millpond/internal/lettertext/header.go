@@ -1,5 +1,4 @@
-// Package headertext reads headers of messages as a person writes them.
-package headertext
+package lettertext
 
 import (
 	"encoding/json"
@@ -21,8 +20,8 @@ var types = map[string]bool{
 	"bytes": true, "timestamp": true, "table": true, "array": true, "void": true,
 }
 
-// Parse reads name=value, which is a string, or name:type=value.
-func Parse(text string) (name string, value any, err error) {
+// ParseHeader reads name=value, which is a string, or name:type=value.
+func ParseHeader(text string) (name string, value any, err error) {
 	name, content, ok := strings.Cut(text, "=")
 	if !ok {
 		return "", nil, fmt.Errorf("header %q: write name=value or name:type=value", text)
@@ -31,7 +30,7 @@ func Parse(text string) (name string, value any, err error) {
 	if i := strings.LastIndex(name, ":"); i > 0 && types[name[i+1:]] {
 		kind := name[i+1:]
 		if name = name[:i]; kind != "string" {
-			if value, err = Value(kind, content); err != nil {
+			if value, err = valueOf(kind, content); err != nil {
 				return "", nil, fmt.Errorf("header %q: %w", text, err)
 			}
 		}
@@ -39,9 +38,9 @@ func Parse(text string) (name string, value any, err error) {
 	return name, value, Check(name)
 }
 
-// Value reads a value of a type, such as 3 of an int32. Times are in RFC 3339, bytes in base64, and
-// tables and arrays are written as operate.Encode writes them.
-func Value(kind, text string) (any, error) {
+// valueOf reads a value of a type, such as 3 of an int32. Times are in RFC 3339, bytes in base64,
+// and tables and arrays are written as operate.Encode writes them.
+func valueOf(kind, text string) (any, error) {
 	switch {
 	case strings.HasPrefix(kind, "float") && !strings.HasPrefix(text, `"`):
 		text = strconv.Quote(text)
@@ -72,15 +71,29 @@ func Check(name string) error {
 	switch {
 	case name == "" || len(name) > 255:
 		return fmt.Errorf("the name of a header has %d bytes: AMQP allows 1 to 255", len(name))
-	case Fixed(name):
+	case fixed(name):
 		return fmt.Errorf("the header %q belongs to the library or to the broker: leave it out", name)
 	}
 	return nil
 }
 
-// Fixed reports whether a header belongs to the library or to the broker.
-func Fixed(name string) bool {
+// fixed reports whether a header belongs to the library or to the broker.
+func fixed(name string) bool {
 	d := amqp.Delivery{Headers: amqp.Table{name: nil}}
 	return strings.HasPrefix(name, "millpond-") ||
 		len(wire.Publishing(&d, header.IsState, nil).Headers) == 0
+}
+
+// TypeName is the AMQP type of a header's value, as ParseHeader takes it.
+func TypeName(value any) string {
+	switch value.(type) {
+	case nil:
+		return "void"
+	case []byte:
+		return "bytes"
+	case []any:
+		return "array"
+	}
+	name := fmt.Sprintf("%T", value)
+	return strings.ToLower(name[strings.LastIndex(name, ".")+1:])
 }

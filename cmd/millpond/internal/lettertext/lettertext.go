@@ -1,67 +1,111 @@
-package main
+// Package lettertext writes the part of a message that a person may change as text, for an editor,
+// a form and a difference, and reads it again.
+package lettertext
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
 
+	udiff "github.com/aymanbagabas/go-udiff"
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/millpond-go/millpond/cmd/millpond/internal/headertext"
 	"github.com/millpond-go/millpond/internal/excerpt"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
-// content is the part of a message that an editor may change: the payload, and the headers that
+// Content is the part of a message that a person may change: the payload, and the headers that
 // belong neither to the library nor to the broker.
-type content struct {
-	headers amqp.Table
-	body    []byte
+type Content struct {
+	Headers amqp.Table
+	Body    []byte
 }
 
-// contentOf takes the content out of headers and body. The other headers are returned apart.
-func contentOf(headers amqp.Table, body []byte) (c content, others amqp.Table) {
-	c, others = content{amqp.Table{}, body}, amqp.Table{}
+// Of takes the content out of headers and body. The other headers are returned apart.
+func Of(headers amqp.Table, body []byte) (c Content, others amqp.Table) {
+	c, others = Content{amqp.Table{}, body}, amqp.Table{}
 	for key, value := range headers {
-		if headertext.Fixed(key) {
+		if fixed(key) {
 			others[key] = value
 		} else {
-			c.headers[key] = value
+			c.Headers[key] = value
 		}
 	}
 	return c, others
 }
 
-// put replaces the content of a message.
-func (c content) put(msg *amqp.Publishing) {
-	_, headers := contentOf(msg.Headers, nil)
-	maps.Copy(headers, c.headers)
-	msg.Headers, msg.Body = headers, c.body
+// Put replaces the content of a message.
+func (c Content) Put(msg *amqp.Publishing) {
+	_, headers := Of(msg.Headers, nil)
+	maps.Copy(headers, c.Headers)
+	msg.Headers, msg.Body = headers, c.Body
+}
+
+// Identity is a message without the fields that differ from look to look: two messages with the
+// same identity are equal.
+func Identity(d amqp.Delivery) ([]byte, error) {
+	d.Headers = maps.Clone(d.Headers)
+	delete(d.Headers, "x-delivery-count")
+	delete(d.Headers, "x-acquired-count")
+	d.Redelivered = false
+	return operate.Encode(d)
+}
+
+// Append writes letters to a file as operate.Encode does, and returns when they are on the disk.
+func Append(file *os.File, letters []operate.Letter) error {
+	w := bufio.NewWriter(file)
+	for _, l := range letters {
+		line, err := operate.Encode(l.Delivery)
+		if err != nil {
+			return err
+		}
+		_, _ = w.Write(append(line, '\n')) // Flush says it
+	}
+	return errors.Join(w.Flush(), file.Sync())
+}
+
+// Difference returns the lines of a unified difference, at most that many; left counts the others.
+func Difference(
+	name string, before, after Content, most int,
+) (lines []string, left int, err error) {
+	was, err := before.Text()
+	if err != nil {
+		return nil, 0, err
+	}
+	is, err := after.Text()
+	if err != nil {
+		return nil, 0, err
+	}
+	diff := udiff.Unified(name, name+" (edited)", was, is)
+	lines = strings.Split(strings.TrimSuffix(diff, "\n"), "\n")
+	left = max(len(lines)-most, 0)
+	return lines[:len(lines)-left], left, nil
 }
 
 // The forms of a payload, by the line above it.
 const (
 	asJSON   = "payload as json:"
 	asText   = "payload as text:"
-	asBase64 = "payload as base64:"
+	AsBase64 = "payload as base64:"
 )
 
-// text writes the content for an editor and for a diff: a line for each header, its name, type and
-// value, and then the payload.
-func (c content) text() (string, error) {
-	lines, err := headerLines(c.headers)
+// Text writes the content: a line for each header, its name, type and value, and then the payload.
+func (c Content) Text() (string, error) {
+	lines, err := HeaderLines(c.Headers)
 	if err != nil {
 		return "", err
 	}
-	form, payload := payloadText(c.body)
+	form, payload := payloadText(c.Body)
 	return strings.Join(append(lines, "", form, payload), "\n") + "\n", nil
 }
 
@@ -71,7 +115,8 @@ type typed struct {
 	Value json.RawMessage `json:"value,omitempty"`
 }
 
-func headerLines(headers amqp.Table) ([]string, error) {
+// HeaderLines writes headers as Text does.
+func HeaderLines(headers amqp.Table) ([]string, error) {
 	record, err := operate.Encode(amqp.Delivery{Headers: headers})
 	var read struct{ Headers map[string]typed }
 	if err == nil {
@@ -133,7 +178,7 @@ func payloadText(body []byte) (form, text string) {
 	trimmed := bytes.TrimSpace(body)
 	switch {
 	case utf8.Valid(body) && json.Indent(&pretty, trimmed, "", "  ") == nil &&
-		pretty.Len() <= 4*len(body)+16*shownBytes: // deeply nested JSON grows a thousand times
+		pretty.Len() <= 4*len(body)+64<<10: // deeply nested JSON grows a thousand times
 		return asJSON, excerpt.JSON(pretty.String())
 	case utf8.Valid(body) && !strings.ContainsFunc(string(body), excerpt.Unshown):
 		return asText, string(body)
@@ -144,20 +189,20 @@ func payloadText(body []byte) (form, text string) {
 	for line := range slices.Chunk([]byte(coded), width) {
 		lines = append(lines, string(line))
 	}
-	return asBase64, strings.Join(lines, "\n")
+	return AsBase64, strings.Join(lines, "\n")
 }
 
-// parseContent reads a text that content.text wrote and a person has changed. Lines above the
+// Parse reads a text that Content.Text wrote and a person has changed. Lines above the
 // payload that begin with # are comments. A payload whose text is unchanged keeps its bytes.
-func parseContent(text string, before content) (content, error) {
-	c := content{headers: amqp.Table{}}
+func Parse(text string, before Content) (Content, error) {
+	c := Content{Headers: amqp.Table{}}
 	for n := 1; ; n++ {
 		line, rest, more := strings.Cut(text, "\n")
 		line = strings.TrimSpace(line)
 		switch line {
-		case asJSON, asText, asBase64:
+		case asJSON, asText, AsBase64:
 			var err error
-			c.body, err = parsePayload(line, strings.TrimSuffix(rest, "\n"), before.body)
+			c.Body, err = parsePayload(line, strings.TrimSuffix(rest, "\n"), before.Body)
 			if err != nil {
 				err = fmt.Errorf("the payload below line %d: %w", n, err)
 			}
@@ -170,13 +215,13 @@ func parseContent(text string, before content) (content, error) {
 		}
 		if !more {
 			return c, fmt.Errorf("the line %q, %q or %q is missing above the payload",
-				asJSON, asText, asBase64)
+				asJSON, asText, AsBase64)
 		}
 		text = rest
 	}
 }
 
-func (c content) parseHeader(line string) error {
+func (c Content) parseHeader(line string) error {
 	name, rest, _ := strings.Cut(line, " ")
 	if line[0] == '"' {
 		decoder := json.NewDecoder(strings.NewReader(line))
@@ -196,17 +241,17 @@ func (c content) parseHeader(line string) error {
 	if kind == "" {
 		return fmt.Errorf("%q is no header: write NAME TYPE VALUE", line)
 	}
-	if err := headertext.Check(name); err != nil {
+	if err := Check(name); err != nil {
 		return err
 	}
-	if _, twice := c.headers[name]; twice {
+	if _, twice := c.Headers[name]; twice {
 		return fmt.Errorf("the header %q is there twice", name)
 	}
-	typed, err := headertext.Value(kind, strings.TrimSpace(value))
+	typed, err := valueOf(kind, strings.TrimSpace(value))
 	if err != nil {
 		return fmt.Errorf("header %q: %w", name, err)
 	}
-	c.headers[name] = typed
+	c.Headers[name] = typed
 	return nil
 }
 
@@ -215,7 +260,7 @@ func parsePayload(form, text string, before []byte) ([]byte, error) {
 		return before, nil
 	}
 	switch form {
-	case asBase64:
+	case AsBase64:
 		body, err := base64.StdEncoding.DecodeString(strings.Join(strings.Fields(text), ""))
 		if err != nil {
 			err = fmt.Errorf("it is no base64: %w", err)

@@ -1,0 +1,375 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"html"
+	"io"
+	"maps"
+	"net/http"
+	"net/http/cookiejar"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"os/signal"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
+	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
+	"github.com/millpond-go/millpond/cmd/millpond/page"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+// decoded reads all values of a type that a command has printed.
+func decoded[T any](t *testing.T, text string) (all []T) {
+	t.Helper()
+	for d := json.NewDecoder(strings.NewReader(text)); ; {
+		var one T
+		err := d.Decode(&one)
+		if errors.Is(err, io.EOF) {
+			return all
+		}
+		require.NoError(t, err, text)
+		all = append(all, one)
+	}
+}
+
+// Given a world of twelve services, then each number that the tool and the page show is the number
+// of messages that were put in. With MILLPOND_WORLD it stays until it is interrupted: `make world`.
+func TestWorld(t *testing.T) {
+	t.Parallel()
+	h := newHouse(t)
+	w := shop.NewWorld(h.House)
+	if os.Getenv("MILLPOND_WORLD") != "" {
+		fmt.Printf("millpond --url %s --management %s\n", h.URL, h.API)
+		interrupted := make(chan os.Signal, 1)
+		signal.Notify(interrupted, os.Interrupt)
+		<-interrupted
+	}
+	waiting := func(queue string) int {
+		if queue == "keyed" {
+			return w.Behind + 1 // and the mark of the letter that blocks its key
+		}
+		return w.WaitingOf(queue)
+	}
+	h.numbers(t, w, waiting)
+	h.pageNumbers(t, w, waiting)
+	h.urlAlone(t)
+	h.wrongFlags(t, w)
+	h.severalQueues(t, w)
+}
+
+// numbers compares the numbers of the tool with the world.
+func (h *house) numbers(t *testing.T, w *shop.World, waiting func(queue string) int) {
+	t.Helper()
+	ask := func(args ...string) string {
+		t.Helper()
+		o := tool(t, h.url, "", append([]string{"--url", h.url, "--json"}, args...)...)
+		require.Zero(t, o.code, "%v: %s", args, o.err)
+		return o.out
+	}
+	type queue struct {
+		Name  string
+		Total operate.Count
+	}
+	type status struct {
+		Queues            []overview.Row
+		Stranded, Orphans []queue
+		Brakes            []header.BrakeState
+	}
+	var s status
+	rig.WaitFor(t, "the broker to have counted", func() bool {
+		text := strings.ReplaceAll(ask("status"), `"waiting_shared"`, `"WaitingShared"`)
+		s = decoded[status](t, text)[0]
+		for _, r := range s.Queues {
+			if r.Waiting.N != waiting(r.Queue) || r.Dead.N != w.DeadOf(r.Queue) {
+				t.Logf("%s: %v waiting of %d, %v dead of %d", r.Queue, r.Waiting, waiting(r.Queue), r.Dead,
+					w.DeadOf(r.Queue))
+				return false
+			}
+		}
+		return s.Stranded[0].Total.N >= 0 && len(s.Orphans) > 0 && s.Orphans[0].Total.N >= 0
+	})
+	require.Len(t, s.Queues, len(w.Queues))
+	for _, r := range s.Queues {
+		require.Contains(t, w.Queues, r.Queue)
+		require.Equal(t, 1, r.Consumers.N, r.Queue)
+		require.Equal(t, w.Sharing[r.Queue] != "", r.WaitingShared, r.Queue)
+	}
+	for _, q := range s.Orphans {
+		require.Equal(t, map[string]int{shop.Orphan: w.Waiting["vanished"]}[q.Name], q.Total.N, q.Name)
+	}
+	require.Len(t, s.Brakes, 1)
+	require.Equal(t, shop.Brake, s.Brakes[0].Name)
+
+	dead := map[string]map[string]int{}
+	for _, groups := range decoded[[]operate.Group](t, ask("dead", "groups")) {
+		for _, g := range groups {
+			for queue, n := range g.Queues {
+				if dead[queue] == nil {
+					dead[queue] = map[string]int{}
+				}
+				dead[queue][g.Error] += n
+			}
+		}
+	}
+	require.Equal(t, w.Dead, dead)
+
+	waits := map[string]int{}
+	for _, m := range decoded[operate.Waiter](t, ask("waiting", "list", "--limit", "0")) {
+		waits[m.Queue]++
+	}
+	maps.DeleteFunc(waits, func(queue string, _ int) bool { return queue == "keyed" })
+	require.Equal(t, w.Waiting, waits)
+	strays := map[string]int{}
+	for _, m := range decoded[operate.StrandedMessage](t, ask("stranded", "list")) {
+		strays[m.Queue]++
+		require.Equal(t, operate.CauseQueueGone, m.Cause)
+	}
+	require.Equal(t, w.Stranded, strays)
+	keys := decoded[[]orderJSON](t, ask("order", "list", "keyed"))[0][0]
+	require.Len(t, keys.BlockedKeys(), 1)
+	require.Equal(t, w.Behind, keys.BlockedKeys()[0].Waiting)
+}
+
+var (
+	pageRow  = regexp.MustCompile(`(?s)<th scope="row"><a id="q-([^"]*)".*?</tr>`)
+	pageCell = regexp.MustCompile(`data-label="(Dead|Waiting)" class="n">(?:<div>)?(≤ )?([^<]*)<`)
+	pageTile = regexp.MustCompile(`<dt>([^<]*)</dt><dd[^>]*>([^<]*)</dd>`)
+	token    = regexp.MustCompile(`name="form" value="([^"]*)"`)
+)
+
+// pageNumbers compares the numbers of the page with the world.
+func (h *house) pageNumbers(t *testing.T, w *shop.World, waiting func(queue string) int) {
+	t.Helper()
+	began := time.Now()
+	handler, err := page.New(page.Config{URL: h.URL, Management: h.API})
+	require.NoError(t, err)
+	server := httptest.NewServer(handler)
+	jar, err := cookiejar.New(nil)
+	require.NoError(t, err)
+	client := &http.Client{Jar: jar, Transport: &http.Transport{DisableKeepAlives: true}}
+	t.Cleanup(func() {
+		server.Close()
+		require.NoError(t, handler.Close())
+	})
+	read := func(resp *http.Response, err error) string {
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		require.Equal(t, http.StatusOK, resp.StatusCode, "%s", body)
+		return strings.ReplaceAll(string(body), "\u202f", "")
+	}
+	get := func(path string) string { return read(client.Get(server.URL + path)) }
+	look := func(at, path string) (body string) {
+		form := url.Values{"form": {token.FindStringSubmatch(get(at))[1]}}
+		read(client.PostForm(server.URL+path, form))
+		rig.WaitFor(t, "the look", func() bool {
+			body = get(at)
+			return !strings.Contains(body, "Looking at the broker: ")
+		})
+		return body
+	}
+	want := map[string]string{"queues": "12", "queues in trouble": "12"}
+	dead, allWaiting := 0, 0
+	for _, queue := range w.Queues {
+		want[queue+" Dead"] = fmt.Sprint(w.DeadOf(queue))
+		want[queue+" Waiting"] = fmt.Sprint(waiting(queue))
+		dead += w.DeadOf(queue)
+	}
+	for queue, n := range w.Waiting {
+		if queue != "vanished" { // its wait queue leads to no queue
+			allWaiting += n
+		}
+	}
+	want["dead letters"], want["waiting"] = fmt.Sprint(dead), fmt.Sprint(allWaiting)
+	first, shown := "", map[string]string{}
+	rig.WaitFor(t, "the page to have counted", func() bool {
+		first, shown = get("/"), map[string]string{}
+		for _, row := range pageRow.FindAllStringSubmatch(first, -1) {
+			for _, cell := range pageCell.FindAllStringSubmatch(row[0], -1) {
+				shown[html.UnescapeString(row[1])+" "+cell[1]] = cell[3]
+			}
+		}
+		for _, tile := range pageTile.FindAllStringSubmatch(first, -1) {
+			shown[tile[1]] = tile[2]
+		}
+		return maps.Equal(want, shown) || time.Since(began) > time.Minute
+	})
+	require.Equal(t, want, shown)
+	require.Contains(t, first, "Brake <code>"+shop.Brake+"</code> is stopped by hand")
+	require.Contains(t, look("/dead", "/dead/look"),
+		fmt.Sprintf("%d causes of %d letters", shop.Causes+1, dead))
+	stranded := look("/stranded?queue=millpond.stranded", "/stranded/look?queue=millpond.stranded")
+	require.Equal(t, w.Stranded["old"],
+		strings.Count(stranded, `<td data-label="For queue" class="long">old</td>`))
+	require.Contains(t, stranded, shop.Orphan)
+	require.Contains(t, stranded, "queue &#34;old&#34; does not exist or cannot be reached")
+	require.Contains(t, first,
+		"3 messages</strong> in <code>millpond.stranded</code> lost their queue")
+	far := look("/waiting?queue=returns", "/waiting/look?queue=returns")
+	require.Contains(t, far, fmt.Sprintf("%d messages of other queues wait in the same wait queues",
+		w.WaitingOf("returns")-w.Waiting["returns"]))
+	require.Equal(t, w.WaitingOf("returns"), strings.Count(far, `data-label="Returns"`))
+}
+
+// urlAlone requires that every command shows all of it to a person who knows only the URL.
+func (h *house) urlAlone(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		args []string
+		code int
+	}{
+		{"url-status", []string{"status"}, exitDone},
+		{"url-status-orders", []string{"status", "orders"}, exitDone},
+		{"url-verify", []string{"verify"}, exitFound},
+		{"url-waiting", []string{"waiting", "list"}, exitDone},
+		{"url-dead", []string{"dead", "list", "orders"}, exitDone},
+		{"url-groups", []string{"dead", "groups", "orders"}, exitDone},
+		{"url-stranded", []string{"stranded", "list"}, exitDone},
+		{"url-not-there", []string{"dead", "list", "nowhere"}, exitUsage},
+		{"blind-status", []string{"--no-management", "status", "orders"}, exitDone},
+		{"blind-none", []string{"--no-management", "verify"}, exitUsage},
+		{
+			"blind-waiting",
+			[]string{"--no-management", "--no-policies", "waiting", "list", "orders"},
+			exitFailed,
+		},
+		{"blind-dead", []string{"--no-management", "dead", "list", "mail"}, exitRefused},
+	} {
+		o := h.ask(c.args...)
+		require.Equal(t, c.code, o.code, "%s: %s%s", c.name, o.out, o.err)
+		golden(t, c.name, o.out+o.err)
+	}
+}
+
+// wrongFlags requires of a policy, a strategy, a prefix or another flag that is wrong that no
+// command says that nothing is there: the error names the flag and the queues of the broker.
+func (h *house) wrongFlags(t *testing.T, w *shop.World) {
+	nothing := regexp.MustCompile(`nothing waits|no dead letters|nothing found|0 dead letters` +
+		`|of 0|without trouble|nothing is stranded`)
+	commands := [][]string{
+		{"status"},
+		{"verify"},
+		{"waiting", "list"},
+		{"waiting", "release", "--id", "x"},
+		{"waiting", "cancel", "--id", "x"},
+		{"dead", "list"},
+		{"dead", "show", "#1"},
+		{"dead", "replay", "--dry-run"},
+		{"dead", "discard", "--dry-run"},
+		{"dead", "export", "--all"},
+		{"dead", "groups"},
+		{"stranded", "list"},
+	}
+	for queue, wrong := range map[string][][]string{
+		"orders": {
+			{"--policy", "7s"},
+			{"--policy", "200ms,7s,1h"},
+			{"--strategy", "levels"},
+			{"--strategy", "shared"},
+			{"--type", "classic"},
+			{"--prefix", "wrong"},
+			{"--return-to", "wrong"},
+			{"--dlq", "wrong"},
+		},
+		"invoices": {
+			{"--policy", "7s"},
+			{"--strategy", "perqueue"},
+			{"--type", "quorum"},
+			{"--strategy", "shared", "--prefix", "wrong"},
+			{"--return-to", "wrong"},
+		},
+		"mail": {{"--strategy", "perattempt"}, {"--type", "classic"}, {"--prefix", "wrong"}},
+	} {
+		for _, flags := range wrong {
+			for _, command := range commands {
+				args := slices.Clone(flags)
+				switch command[len(command)-1] {
+				case "#1":
+					args = append(args, "dead", "show", queue, "#1")
+				default:
+					args = append(append(args, command...), queue)
+				}
+				o := h.ask(args...)
+				if command[0] == "stranded" { // of these queues nothing is
+					require.NotContains(t, o.out, "no stranded queue", args)
+					continue
+				}
+				if o.code == exitDone { // then the flag does not matter for this command
+					require.NotRegexp(t, nothing, o.out, args)
+					require.Contains(t, o.out, queue, args)
+					continue
+				}
+				require.NotRegexp(t, nothing, o.out+o.err, args)
+				if o.code == exitFound && command[0] == "waiting" { // no message has the ID x
+					continue
+				}
+				require.Contains(t, o.out+o.err, queue, args)
+				if flags[0] != "--dlq" && command[0] != "verify" {
+					require.Contains(t, o.err, flags[len(flags)-2]+" "+flags[len(flags)-1], args)
+				}
+			}
+		}
+	}
+	for _, queue := range w.Queues {
+		require.Equal(t, w.DeadOf(queue), testbroker.Depth(t, h.URL, queue+".dlq"), "nothing has moved")
+	}
+}
+
+// severalQueues requires of a position, a limit or a message that is in one of several queues that
+// no command acts on more messages than it says, and that each finding has one exit code.
+func (h *house) severalQueues(t *testing.T, w *shop.World) {
+	for _, args := range [][]string{
+		{"dead", "discard", "--limit", "1", "--yes"},
+		{"dead", "replay", "--id", "#1"},
+		{"dead", "discard", "--id", "#1", "--yes"},
+		{"dead", "replay", "--edit", "#1"},
+		{"dead", "replay", "--all", "--every", "1m"},
+	} {
+		o := h.ask(args...)
+		require.Equal(t, exitUsage, o.code, "%v: %s", args, o.err)
+		require.Contains(t, o.err, "name", args)
+	}
+	for _, args := range [][]string{
+		{"waiting", "list", "orders", "orders"},
+		{"waiting", "cancel", "--id", "mail-waits"},
+		{"dead", "show", "0-1-0"},
+		{"stranded", "show", "old-is-stranded-0"},
+	} {
+		o := h.ask(args...)
+		require.Equal(t, exitDone, o.code, "%v: %s%s", args, o.out, o.err)
+	}
+	require.Equal(t, exitFound, h.ask("waiting", "cancel", "--id", "none").code)
+	o := h.ask("--json", "dead", "discard", "--reason", "permanent", "--yes")
+	require.Equal(t, exitDone, o.code, o.err)
+	for _, queue := range shop.Queues {
+		require.Contains(t, o.out, `"queue": "`+queue+`"`)
+	}
+	rig.AwaitDepth(t, h.URL, "orders.dlq", w.DeadOf("orders")-3)
+	rig.DeclareQueue(t, h.URL, "letters", amqp.Table{
+		"x-queue-type": "quorum", "x-delivery-limit": int64(1<<31 - 1),
+	})
+	o = h.ask("--dlq", "letters", "verify", "orders")
+	require.Equal(t, exitDone, o.code, "%s%s", o.out, o.err)
+	o = h.ask("--dlq", "nowhere", "verify", "orders")
+	require.Equal(t, exitUsage, o.code, "%s%s", o.out, o.err)
+	require.Contains(t, h.ask("--json", "status").out, `"unclaimed"`)
+	rig.DeleteQueue(t, h.URL, "mail.dlq")
+	o = h.ask("dead", "list", "orders", "mail")
+	require.NotEqual(t, exitDone, o.code, "%s%s", o.out, o.err)
+	require.Contains(t, o.out, "0-2-0")
+	require.Contains(t, o.err, "mail")
+}
