@@ -279,13 +279,14 @@ func (s *Subscription) take(a Arrival, idle func()) {
 	returned = true
 }
 
-// outcome says how the delivery has ended.
-func (d *delivery) outcome() Outcome {
-	return Outcome{
-		Acked:  d.life.phase() == acked && d.ctx.Err() == nil,
-		Copied: d.life.copy() == stored && d.astray == nil,
-		Died:   d.died != nil,
+// outcome says how the delivery has ended. A handler that has acked its message may make a copy
+// meanwhile, so that nothing of a copy is read that is not stored.
+func (d *delivery) outcome() (end Outcome) {
+	end.Acked = d.life.phase() == acked && d.ctx.Err() == nil
+	if d.life.copy() == stored {
+		end.Copied, end.Died = d.astray == nil, d.died != nil
 	}
+	return end
 }
 
 // leave frees the place of a delivery that has ended.

@@ -4,15 +4,12 @@ import (
 	"testing"
 	"time"
 
-	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testing/memnet"
 	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/inorder"
-	"github.com/millpond-go/millpond/topology/native"
 )
 
 // Given a handler that hangs at the only place, and a message that waits for the place, when the
@@ -58,67 +55,4 @@ func TestTheLineBeginsBeforeTheQueue(t *testing.T) {
 		time.Sleep(time.Second)
 		require.Equal(t, []string{"a:0"}, h.of("a"))
 	})
-}
-
-// ordersInOrder handles the queue orders in order, and others as topology.PerQueue does.
-type ordersInOrder struct{ inorder.Strategy }
-
-func (s ordersInOrder) Plan(queue string, delays []time.Duration) (topology.Plan, error) {
-	if queue != "orders" {
-		return s.Else.Plan(queue, delays)
-	}
-	return s.Strategy.Plan(queue, delays)
-}
-
-// A strategy of the user's own that embeds inorder.Strategy plans some queues without an order. One
-// that only calls it, or that adds a line to another strategy's plan, is refused.
-func TestStrategiesAroundInOrder(t *testing.T) {
-	t.Parallel()
-	ordered := inorder.Strategy{KeyBy: keyOf}
-	for name, c := range map[string]struct {
-		strategy topology.Strategy
-		queue    string
-		refused  bool
-	}{
-		"embedded":              {ordersInOrder{ordered}, "orders", false},
-		"a pointer to embedded": {&ordersInOrder{ordered}, "orders", false},
-		"without an order":      {ordersInOrder{ordered}, "mails", false},
-		"a pointer":             {&ordered, "orders", false},
-		"only its plan":         {struct{ topology.Strategy }{ordered}, "orders", true},
-		"the line of another":   {lined{native.Strategy{Min: time.Second, Max: time.Second}}, "orders", true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
-				h := newHandler()
-				cfg := orderedBy(ordered, often(time.Second), h.handle)
-				cfg.URL, cfg.Queue, cfg.Keep, cfg.Strategy = broker.URL(), c.queue, true, c.strategy
-				if c.refused {
-					queues := rig.QueueConfig(broker.URL())
-					queues.Connection.AmqpConfig = &amqp.Config{Dial: memnet.Dial}
-					client := rig.OpenWith(t, queues.Connection, c.strategy)
-					subscriber, err := client.NewSubscriber(queues)
-					require.NoError(t, err)
-					_, err = subscriber.Subscribe(t.Context(), c.queue)
-					require.ErrorContains(t, err, "neither inorder.Strategy nor native.Strategy")
-					return
-				}
-				s := rig.Start(t, cfg)
-				s.Send("a:0")
-				time.Sleep(500 * time.Millisecond)
-				h.open.Store(true)
-				time.Sleep(2 * time.Second)
-				require.Equal(t, []string{"a:0"}, h.of("a"))
-			})
-		})
-	}
-}
-
-// lined adds a line to the plan of a strategy without an order.
-type lined struct{ native.Strategy }
-
-func (s lined) Plan(queue string, delays []time.Duration) (topology.Plan, error) {
-	plan, err := inorder.Strategy{}.Plan(queue, delays)
-	plan.RejectMin, plan.RejectMax = s.Min, s.Max
-	return plan, err
 }
