@@ -12,8 +12,8 @@ import (
 
 // WithManagement names RabbitMQ's management API: management.At(url), of a package of its own.
 // Subscribe asks the API for the type of its queue and the policies that apply to the plan, within
-// 3 s, and logs which of them may lose or misdirect messages. No retry asks, and an API that is away
-// stops nothing.
+// 3 s, and logs which of them may lose or misdirect messages. No retry asks, and an API that is
+// away stops nothing.
 //
 // Default: only AMQP is asked.
 func WithManagement(api audit.Management) Option {

@@ -43,11 +43,11 @@ type Plan struct {
 	// that messages wait for the wait steps alone.
 	Levels *LevelRoutes
 	// RejectMin and RejectMax say that the queue itself holds a message that is rejected: for
-	// RejectMin times its delivery count, at most for RejectMax. See package native. Zero means that it
-	// holds none.
+	// RejectMin times its delivery count, at most for RejectMax. See package native. Zero means that
+	// it holds none.
 	RejectMin, RejectMax time.Duration
-	// Line is the queue of the plan in which messages wait that are handled in order. See package inorder.
-	// Empty means that there is no order.
+	// Line is the queue of the plan in which messages wait that are handled in order. See package
+	// inorder. Empty means that there is no order.
 	Line string
 }
 

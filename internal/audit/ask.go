@@ -29,8 +29,8 @@ func Passive(ctx context.Context, run Runner, name string) (amqp.Queue, error) {
 	return found, nil
 }
 
-// PassiveAll is Passive for many queues, on one channel as long as they exist. A queue that does not
-// exist, or cannot be reached, is not in the result.
+// PassiveAll is Passive for many queues, on one channel as long as they exist. A queue that does
+// not exist, or cannot be reached, is not in the result.
 func PassiveAll(ctx context.Context, run Runner, names []string) (map[string]amqp.Queue, error) {
 	found := make(map[string]amqp.Queue, len(names))
 	for len(names) > 0 {

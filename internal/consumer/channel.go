@@ -80,7 +80,8 @@ func (s *Subscription) Open(
 		Limits: limits, conn: conn, ch: ch, tag: tag, deliveries: deliveries, ctx: ctx,
 		hold: s.hold(limits.ConsumerTimeout), use: use,
 		enough: enough, enoughNow: sync.OnceFunc(func() { close(enough) }),
-		cancelled: make(chan struct{}), inFlight: new(sync.WaitGroup), lane: alone{}, acks: acks{send: ch.Ack, most: max(1, min(prefetch/4, maxAcks))},
+		cancelled: make(chan struct{}), inFlight: new(sync.WaitGroup), lane: alone{},
+		acks: acks{send: ch.Ack, most: max(1, min(prefetch/4, maxAcks))},
 	}
 	c.gone = sync.OnceFunc(func() { close(c.cancelled) })
 	c.cancel = sync.OnceFunc(func() {

@@ -32,7 +32,8 @@ func TestFailuresThatTheBrokerCountsLeaveNoError(t *testing.T) {
 				ctx: t.Context(), hold: time.Minute, Limits: Limits{Deliveries: 20, Rejected: c.rejected},
 			}
 			s := &Subscription{
-				cfg: Config{Queue: "orders", Keeper: copies{}}, logger: watermill.NopLogger{}, stop: t.Context(),
+				cfg: Config{Queue: "orders", Keeper: copies{}}, logger: watermill.NopLogger{},
+				stop: t.Context(),
 			}
 			raw := amqp.Delivery{Redelivered: true, Headers: amqp.Table{
 				"x-delivery-count": int64(5), "x-acquired-count": int64(5),

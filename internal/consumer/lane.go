@@ -21,9 +21,9 @@ type Lanes interface {
 
 // Lane decides which delivery of a channel begins next. It may consume further queues.
 type Lane interface {
-	// Run lets the lane go on until halt has returned. It offers one delivery at a time that may begin,
-	// and the next when that has begun, or may not begin any more. ended is closed when nothing begins
-	// any more.
+	// Run lets the lane go on until halt has returned. It offers one delivery at a time that may
+	// begin, and the next when that has begun, or may not begin any more. ended is closed when
+	// nothing begins any more.
 	Run() (offers <-chan Arrival, ended <-chan struct{}, halt func())
 	// Idle reports that no delivery waits for its handler, as far as is known.
 	Idle() bool

@@ -26,8 +26,8 @@ type Arrival struct {
 
 // receive takes deliveries until the channel ends or the subscription stops, and returns the
 // deliveries that have not begun. It takes each delivery when it arrives, also while all slots are
-// taken: the broker's consumer timeout and its delivery limit do not wait for a slot. While the gate
-// is shut it takes one message, and reports whether that has come.
+// taken: the broker's consumer timeout and its delivery limit do not wait for a slot. While the
+// gate is shut it takes one message, and reports whether that has come.
 func (s *Subscription) receive(c *Channel) (unbegun []Arrival, came bool) {
 	offered, ended, halt := c.lane.Run()
 	defer halt()
@@ -82,8 +82,8 @@ type waiting struct {
 	paced        <-chan time.Time
 }
 
-// waitsFor returns what must happen until the next delivery may begin: it comes, now, when a place is
-// free, or when the gate lets it.
+// waitsFor returns what must happen until the next delivery may begin: it comes, now, when a place
+// is free, or when the gate lets it.
 func (p *pump) waitsFor(offered <-chan Arrival) (w waiting) {
 	p.c.acks.backlog.Store(int32(p.in.ready.len()))
 	switch {

@@ -132,7 +132,8 @@ func HasHad(function string, held time.Duration) error {
 // slowCheck returns how often to look whether the prefetch suits the handlers; 0 for never.
 func (s *Subscription) slowCheck(c *Channel) time.Duration {
 	cfg := &s.cfg.Consume
-	if c.use != ToConsume || c.Together || cfg.PrefetchBy != ByLibrary || cfg.Prefetch <= cfg.Concurrency {
+	if c.use != ToConsume || c.Together || cfg.PrefetchBy != ByLibrary ||
+		cfg.Prefetch <= cfg.Concurrency {
 		return 0
 	}
 	return min(max(c.hold/16, time.Millisecond), time.Minute)

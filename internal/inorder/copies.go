@@ -31,8 +31,8 @@ func (t *step) Epoch() uint64 { return t.lane.epoch.Load() }
 // Copy implements consumer.Step.
 func (t *step) Copy(headers amqp.Table) { t.write(order.Wait, headers) }
 
-// Dying implements consumer.Step: where dead letters block their keys, it writes the mark of this one
-// to the line, unless it is there already. A message without a key keeps no other waiting.
+// Dying implements consumer.Step: where dead letters block their keys, it writes the mark of this
+// one to the line, unless it is there already. A message without a key keeps no other waiting.
 func (t *step) Dying(ctx, gone context.Context) error {
 	if !t.lane.q.Block || t.blocks || t.Key == "" {
 		return nil

@@ -265,7 +265,8 @@ func (l *lane) answered(begun bool) {
 	}
 }
 
-// Begin implements consumer.Step. The lease, or the lane, may have ended since the step was offered.
+// Begin implements consumer.Step. The lease, or the lane, may have ended since the step was
+// offered.
 func (t *step) Begin() bool {
 	may := t.lane.leads() && !t.lane.Over() && !t.lane.halted.Load()
 	t.lane.begun <- may

@@ -192,8 +192,8 @@ func TestWhatIsTakenTogether(t *testing.T) {
 	require.Empty(t, l.behind)
 }
 
-// Given a step that was offered, when the lease ends before it begins, then it does not begin, and is
-// offered again under the next lease. Meanwhile the lane is not idle: a probe is undecided.
+// Given a step that was offered, when the lease ends before it begins, then it does not begin, and
+// is offered again under the next lease. Meanwhile the lane is not idle: a probe is undecided.
 func TestAStepWhoseLeaseHasEnded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -217,8 +217,8 @@ func TestAStepWhoseLeaseHasEnded(t *testing.T) {
 	})
 }
 
-// If the queue cannot be opened, the messages in progress have as long as they need: no other process
-// has the lead.
+// If the queue cannot be opened, the messages in progress have as long as they need: no other
+// process has the lead.
 func TestAQueueThatCannotBeOpened(t *testing.T) {
 	t.Parallel()
 	l, _ := leading(t)

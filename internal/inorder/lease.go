@@ -69,8 +69,9 @@ func (l *lane) leads() bool {
 	return time.Now().Before(l.leased)
 }
 
-// While implements consumer.Step: it returns ctx until the lease or the delivery ends. Otherwise a copy that waits for a
-// new connection would be written behind copies that the next leader has handled.
+// While implements consumer.Step: it returns ctx until the lease or the delivery ends. Otherwise a
+// copy that waits for a new connection would be written behind copies that the next leader has
+// handled.
 func (t *step) While(ctx, gone context.Context) (while context.Context, end func()) {
 	l := t.lane
 	l.mu.Lock()

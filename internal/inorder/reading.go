@@ -89,7 +89,8 @@ const (
 // fromMain takes a delivery of the main queue. The next one is not taken before its key is known.
 func (l *lane) fromMain(raw amqp.Delivery) bool {
 	l.main.Arrived(&raw)
-	l.asked, l.key = consumer.Arrival{Raw: raw, At: time.Now(), On: l.main}, l.keyOf(l.main.Context(), &raw)
+	l.asked = consumer.Arrival{Raw: raw, At: time.Now(), On: l.main}
+	l.key = l.keyOf(l.main.Context(), &raw)
 	l.late.Reset(promptKey)
 	select {
 	case key := <-l.key:
@@ -170,7 +171,8 @@ func (l *lane) logLateKey() {
 	held := time.Since(l.asked.At)
 	l.logger.Error("A message waits for its key, and the messages behind it in the queue wait, too, "+
 		"while the line goes on: make KeyBy and the marshaler wait for nothing, and start again",
-		consumer.HasHad(function, held), watermill.LogFields{"message_id": l.asked.Raw.MessageId, "held": held})
+		consumer.HasHad(function, held),
+		watermill.LogFields{"message_id": l.asked.Raw.MessageId, "held": held})
 }
 
 // mostRenewal is the longest time until the line is read again. So a message that was purged is not

@@ -1,8 +1,8 @@
 // Package management asks RabbitMQ's management API for facts that AMQP does not show: types,
 // arguments and counts of queues, policies, bindings, feature flags and the alarms of nodes.
 //
-// Every call is a GET request, or one for each page of a list. It is bounded by its context, and its
-// answer by 1 MiB for each item and 64 MiB in all. An API keeps no connection open, sends the
+// Every call is a GET request, or one for each page of a list. It is bounded by its context, and
+// its answer by 1 MiB for each item and 64 MiB in all. An API keeps no connection open, sends the
 // credentials to its own address alone, and never quotes them in an error.
 package management
 

@@ -139,8 +139,10 @@ func TestAnAnswerHadNoBound(t *testing.T) {
 			sent := make(chan int, 1)
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 				n, err := io.WriteString(w, c.begin)
-				for more := n; n < 300<<20 && err == nil; n += more {
+				for n < 300<<20 && err == nil {
+					var more int
 					more, err = io.WriteString(w, c.piece)
+					n += more
 				}
 				sent <- n
 			}))

@@ -1,8 +1,8 @@
-// Package native lets failed messages wait in the queue itself: the delivery is rejected, and a queue
-// of RabbitMQ 4.3 with a delayed retry delivers it again when the delay is over (F14). There is no
-// copy. The broker's delivery count takes the place of the header that counts the failures. The
-// count also rises when a process or a connection ends, so a reject that was not written counts
-// and waits like a written one.
+// Package native lets failed messages wait in the queue itself: the delivery is rejected, and a
+// queue of RabbitMQ 4.3 with a delayed retry delivers it again when the delay is over (F14). There
+// is no copy. The broker's delivery count takes the place of the header that counts the failures.
+// The count also rises when a process or a connection ends, so a reject that was not written
+// counts and waits like a written one.
 package native
 
 import (
@@ -69,9 +69,9 @@ func (p *Keeper) Rejected(k *consumer.Kept, held time.Duration) {
 
 var errNotHeld = errors.New("a rejected message has come back before its delay was over")
 
-// Came implements consumer.Keeper. It ends the rejects of the channel if the message has come back in
-// less than half of the time that the queue must hold it. From then on copies wait. The next channel
-// asks the broker again how long the queue holds messages.
+// Came implements consumer.Keeper. It ends the rejects of the channel if the message has come back
+// in less than half of the time that the queue must hold it. From then on copies wait. The next
+// channel asks the broker again how long the queue holds messages.
 func (p *Keeper) Came(k *consumer.Kept) {
 	count := consumer.RejectCount(k.Raw)
 	if count == 0 || k.ID == "" || p.holdsNone(k.On) {

@@ -64,9 +64,11 @@ func TestADelayIsExactOnlyWhereItsDeliveryIsRejected(t *testing.T) {
 		set   func(k *consumer.Kept)
 		want  time.Duration
 	}{
-		"its second failure":     {1, func(*consumer.Kept) {}, asked},
-		"its first failure":      {0, func(*consumer.Kept) {}, 3 * time.Second},
-		"an expiration":          {1, func(k *consumer.Kept) { k.Raw.Expiration = "60000" }, 3 * time.Second},
+		"its second failure": {1, func(*consumer.Kept) {}, asked},
+		"its first failure":  {0, func(*consumer.Kept) {}, 3 * time.Second},
+		"an expiration": {
+			1, func(k *consumer.Kept) { k.Raw.Expiration = "60000" }, 3 * time.Second,
+		},
 		"no id":                  {1, func(k *consumer.Kept) { k.ID = "" }, 3 * time.Second},
 		"isolated by the guard":  {1, func(k *consumer.Kept) { k.Isolated = true }, 3 * time.Second},
 		"a queue without a hold": {1, func(k *consumer.Kept) { k.On.HoldsNone = true }, 3 * time.Second},
@@ -91,7 +93,8 @@ func counted(count int64, arrived time.Time) (*Keeper, *consumer.Kept) {
 	}
 	on := &consumer.Channel{Limits: consumer.Limits{Deliveries: 20}}
 	held := func(count int) time.Duration { return time.Duration(count) * time.Second }
-	return New(held, watermill.NopLogger{}), &consumer.Kept{ID: "a", Raw: raw, On: on, Arrived: arrived}
+	k := &consumer.Kept{ID: "a", Raw: raw, On: on, Arrived: arrived}
+	return New(held, watermill.NopLogger{}), k
 }
 
 // The memory of rejects is bounded: the oldest is forgotten first.

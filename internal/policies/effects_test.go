@@ -140,7 +140,9 @@ func TestEveryPolicyIsNamedByItsEffect(t *testing.T) {
 		}
 	}
 	for _, strategy := range []topology.Strategy{
-		topology.PerQueue{}, topology.PerQueue{Type: topology.Classic}, topology.Shared{},
+		topology.PerQueue{},
+		topology.PerQueue{Type: topology.Classic},
+		topology.Shared{},
 		topology.PerQueue{Dead: topology.DeadLetters{Target: func(string) topology.Route {
 			return topology.Route{Exchange: "graves"}
 		}}},

@@ -53,8 +53,8 @@ func (m *Manager) ask(f func(ctx context.Context) error) error {
 	return nil
 }
 
-// answer asks for one object. Where refused is not empty, the user may be refused it though all else
-// is answered: then an error goes to Unseen, with that text before it.
+// answer asks for one object. Where refused is not empty, the user may be refused it though all
+// else is answered: then an error goes to Unseen, with that text before it.
 func answer[T any](
 	m *Manager, refused string, f func(ctx context.Context) (T, error),
 ) (found T, ok bool) {

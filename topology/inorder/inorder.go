@@ -101,8 +101,8 @@ func (s Strategy) Plan(queue string, delays []time.Duration) (topology.Plan, err
 // number must not fall from one version to the next (F50).
 const orderedPrefetch = 256
 
-// Seam plugs the machinery into a subscription. The package topology calls it. A plan without a Line,
-// of a strategy that embeds this one, needs none.
+// Seam plugs the machinery into a subscription. The package topology calls it. A plan without a
+// Line, of a strategy that embeds this one, needs none.
 func (s Strategy) Seam(plan topology.Plan, host seam.Host, cfg *consumer.Config) error {
 	if plan.Line == "" {
 		return nil

@@ -1,5 +1,5 @@
-// Package native has the strategy that lets failed messages wait in their own queue, on RabbitMQ 4.3.
-// It is a package of its own, so that programs without it link none of its machinery.
+// Package native has the strategy that lets failed messages wait in their own queue, on RabbitMQ
+// 4.3. It is a package of its own, so that programs without it link none of its machinery.
 package native
 
 import (
@@ -68,8 +68,8 @@ type Strategy struct {
 	Else topology.PerQueue
 }
 
-var errVia = errors.New("Else.Via: a rejected message stays in its queue, so it passes no exchange on " +
-	"its way back: leave Via out, or use another strategy")
+var errVia = errors.New("Else.Via: a rejected message stays in its queue, so it passes no " +
+	"exchange on its way back: leave Via out, or use another strategy")
 
 // Validate returns an error that lists every invalid field. Open calls it.
 func (s Strategy) Validate() error {

@@ -77,7 +77,9 @@ func TestEveryFilter(t *testing.T) {
 			"header, pattern, none": {operate.Filter{Headers: map[string]string{"nothing": "/(?:)/"}}, nil},
 			"payload":               {operate.Filter{Payload: `"n":5`}, []string{"order-5"}},
 			"payload, bytes":        {operate.Filter{Payload: "\xffa"}, []string{"order-6"}},
-			"payload, pattern":      {operate.Filter{Payload: `/"n":[15]}$/`}, []string{"order-1", "order-5"}},
+			"payload, pattern": {
+				operate.Filter{Payload: `/"n":[15]}$/`}, []string{"order-1", "order-5"},
+			},
 			"payload, byte pattern": {operate.Filter{Payload: `/^\xff.\xfe$/`}, []string{"order-6"}},
 			"match": {
 				operate.Filter{Match: func(l operate.Letter) bool { return l.Position == 1 }},

@@ -113,8 +113,8 @@ func (o *Operator) Inspect(ctx context.Context, plan topology.Plan) (Report, err
 	return report, nil
 }
 
-// Count counts the ready messages and the consumers of queues by AMQP, by the names of the queues. A
-// queue that does not exist, or cannot be reached, is not in the result. It ends within ctx, and
+// Count counts the ready messages and the consumers of queues by AMQP, by the names of the queues.
+// A queue that does not exist, or cannot be reached, is not in the result. It ends within ctx, and
 // after 90 s at the latest.
 func (o *Operator) Count(
 	ctx context.Context, queues ...string,

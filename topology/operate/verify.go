@@ -296,7 +296,7 @@ func (v *verifier) queue(q audit.Member) error {
 			"process of the service is up", found.Messages)
 	}
 	if q.Role == audit.RoleLine && found.Messages+v.unacked(q.Name) >= nearBound {
-		v.warning(Exposed, "queue", q.Name, "has %d messages: at the bound (inorder.Strategy.MaxWaiting, 10000 "+
+		v.warning(Exposed, "queue", q.Name, "has %d messages: at the bound (MaxWaiting, 10000 "+
 			"by default) the queue pauses; millpond order list says which keys wait and which are blocked",
 			found.Messages+v.unacked(q.Name))
 	}

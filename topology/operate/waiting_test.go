@@ -135,7 +135,6 @@ func TestReleaseAndCancel(t *testing.T) {
 		require.Equal(t, uint8(9), l.Delivery.Priority)
 		require.Len(t, b.bodies(hour.Name, 1), 1)
 		require.Len(t, b.bodies(b.waits(time.Minute).Name, 3), 3)
-
 	})
 }
 

@@ -232,8 +232,9 @@ func (s *nightly) deploy(finishes bool) {
 	}
 }
 
-// awaitAll waits until all unhandled messages are back in their queue. Some may wait meanwhile, and
-// on a busy machine the drain may end between a handler and its ack, so that its message is back, too.
+// awaitAll waits until all unhandled messages are back in their queue. Some may wait meanwhile,
+// and on a busy machine the drain may end between a handler and its ack, so that its message is
+// back, too.
 func (s *nightly) awaitAll(restarts int) {
 	s.t.Helper()
 	left := nightlyMessages - s.done.Count()

@@ -241,7 +241,9 @@ func (r *runner) faultsAndQuiet(ctx context.Context, done *result) (err error) {
 	if err := r.quiet(ctx); err != nil {
 		return err
 	}
-	rest(ctx, time.Second) // duplicates may follow
+	_ = r.await(ctx, r.Patience, "duplicates, which may follow after their delays", func() bool {
+		return time.Since(r.moved) > slices.Max(r.Delays)+time.Second
+	})
 	stopOperator()
 	closing()
 	done.Ended = f.endedByThemselves()

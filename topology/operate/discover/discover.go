@@ -323,8 +323,8 @@ func Find(
 	return v, ctx.Err()
 }
 
-// count takes over the counts of AMQP. To the ready messages of a queue it adds those that AMQP does
-// not show. Before the management API has counted, the sum of no ready message is not known.
+// count takes over the counts of AMQP. To the ready messages of a queue it adds those that AMQP
+// does not show. Before the management API has counted, the sum of no ready message is not known.
 func (v *Vhost) count(ctx context.Context, operator *operate.Operator) error {
 	queues := v.all()
 	names := make([]string, len(queues))

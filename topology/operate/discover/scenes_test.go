@@ -187,7 +187,8 @@ func olderSteps(p place) {
 	o := rig.OpenOperator(p.t, p.url)
 	now, _ := p.find(discover.WithCounts(o)).Main("q")
 	want := operate.Count{N: 3, Source: operate.SourceAMQP}
-	require.Equal(p.t, []operate.Count{want, want}, []operate.Count{now.Waits[2].Ready, now.Waits[2].Total})
+	require.Equal(p.t, []operate.Count{want, want},
+		[]operate.Count{now.Waits[2].Ready, now.Waits[2].Total})
 	require.Equal(p.t, operate.SourceAMQP, now.Dead[0].Ready.Source)
 	var m discover.Main
 	rig.WaitFor(p.t, "the count of the management API", func() bool {
