@@ -175,7 +175,7 @@ func vanishedQueue(t *testing.T, node *testbroker.Node, st topology.DelayedExcha
 	var calls rig.Timeline
 	s := rig.Start(t, rig.Config{
 		URL: node.URL(), Queue: own(t), Strategy: st,
-		Policy: backoff.List{10 * time.Second}, Handle: calls.Fail, // to stop
+		Policy: backoff.List{10 * time.Second}, Handle: calls.Fail, // to delete the queue
 	})
 	publish(t, node, st, s.Queue, rig.Message("lonely"))
 	s.AwaitLine("Message will be retried")
