@@ -175,7 +175,7 @@ func vanishedQueue(t *testing.T, node *testbroker.Node, st topology.DelayedExcha
 	var calls rig.Timeline
 	s := rig.Start(t, rig.Config{
 		URL: node.URL(), Queue: own(t), Strategy: st,
-		Policy: backoff.List{2 * time.Second}, Handle: calls.Fail,
+		Policy: backoff.List{10 * time.Second}, Handle: calls.Fail, // to delete the queue
 	})
 	publish(t, node, st, s.Queue, rig.Message("lonely"))
 	s.AwaitLine("Message will be retried")
@@ -194,7 +194,7 @@ func vanishedExchange(t *testing.T, node *testbroker.Node, st topology.DelayedEx
 	handled := make(chan string, 10)
 	s := rig.Start(t, rig.Config{
 		URL: node.URL(), Queue: own(t), Strategy: st,
-		Policy: backoff.List{3 * time.Second},
+		Policy: backoff.List{15 * time.Second}, // to declare the exchange again
 		Handle: func(msg *message.Message) error {
 			if middleware.Attempt(msg.Context()) > 1 {
 				handled <- string(msg.Payload)

@@ -122,7 +122,7 @@ var designs = []struct {
 	cannot map[string]string
 }{
 	{"outbox", outboxRow, map[string]string{"Via": "siblings on the exchange get each retry"}},
-	{"goqueue", goqueueRow, map[string]string{"DelayedExchange": "there is no retry queue to look at"}},
+	{"goqueue", goqueueRow, map[string]string{"DelayedExchange": "there is no retry queue to see"}},
 	{"shared", sharedRow, map[string]string{
 		"PerQueue": noneShared, "PerAttempt": noneShared, "DelayedExchange": noneShared,
 	}},
