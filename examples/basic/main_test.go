@@ -63,7 +63,7 @@ func TestBasicLinksNoRoom(t *testing.T) {
 	require.Contains(t, linked, module+"/internal/consumer")
 	for _, room := range []string{
 		"/middleware/budget", "/middleware/outage", "/internal/brake", "/internal/fleet",
-		"/topology/inorder", "/internal/inorder", "/internal/order", 
+		"/topology/inorder", "/internal/inorder", "/internal/order",
 		"/topology/native", "/internal/native",
 		"/internal/management", "/internal/policies",
 	} {
