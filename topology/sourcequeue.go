@@ -161,7 +161,7 @@ func (s *source) warn(f *audit.Facts, d *audit.Drop) {
 	if s.warned = fmt.Sprint(f.Kind, hazards, d, s.held != nil); s.warned == said {
 		return
 	}
-	if s.plan.rejects() && s.subscriber.client.opts.management == nil {
+	if s.plan.rejects() && s.subscriber.client.opts.management.Ask == nil {
 		s.logger.Info("Warning: policies cannot be seen without WithManagement: a policy may end the "+
 			"delayed retry of the queue, so that rejected messages come back at once, or lower its "+
 			"delivery limit; use WithManagement", nil)

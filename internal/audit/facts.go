@@ -129,14 +129,13 @@ func Times(n int, d time.Duration) time.Duration {
 	return time.Duration(n) * d
 }
 
-// Management is an address of RabbitMQ's management API. Package policies has the only one, so that
-// a program which names none links none of it.
-type Management interface {
-	// Validate says what is wrong with the address.
-	Validate() error
+// Management is RabbitMQ's management API. Package topology/management has the only one, so that a
+// program which names none links none of it.
+type Management struct {
+	Err error // the address is wrong
 	// Ask begins one look at a vhost. It asks no API of another cluster than the one named, whose
 	// policies and queues are others. An empty cluster is any.
-	Ask(ctx context.Context, vhost, cluster string, config *tls.Config) Manager
+	Ask func(ctx context.Context, vhost, cluster string, config *tls.Config) Manager
 }
 
 // Manager shows what AMQP cannot about one vhost.

@@ -172,8 +172,8 @@ func matchesName(pattern, name string) (bool, error) {
 	return compiled.MatchString(name), nil
 }
 
-// place returns the index behind the first end that is outside of all groups, or that closes one; -1
-// if there is none, or if a character class before it may hold parentheses.
+// place returns the index behind the first end that is outside of all groups, or closes the first
+// one; -1 if there is none, or if a character class before it may hold parentheses.
 func place(pattern string, end byte) int {
 	depth := 0
 	for i := 0; i < len(pattern); i++ {
