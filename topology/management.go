@@ -2,7 +2,6 @@ package topology
 
 import (
 	"context"
-	"crypto/tls"
 
 	"github.com/millpond-go/millpond/internal/audit"
 )
@@ -25,15 +24,7 @@ func (c *Client) manager(ctx context.Context) audit.Manager {
 	if c.opts.management.Ask == nil {
 		return nil
 	}
-	var config *tls.Config
-	if c.linkCfg.AMQP != nil {
-		config = c.linkCfg.AMQP.TLSClientConfig
-	}
-	if c.linkCfg.TLS != nil {
-		config = c.linkCfg.TLS
-	}
-	vhost, _ := c.linkCfg.Vhost() // parsed before
-	return c.opts.management.Ask(ctx, vhost, c.linkCfg.Cluster.Name(), config)
+	return c.opts.management.Ask(ctx, c.linkCfg)
 }
 
 // Audited returns the part of the plan that arguments and policies can spoil, for package operate.

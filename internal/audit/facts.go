@@ -2,7 +2,6 @@ package audit
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"maps"
@@ -12,6 +11,8 @@ import (
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/link"
 )
 
 const (
@@ -133,9 +134,8 @@ func Times(n int, d time.Duration) time.Duration {
 // program which names none links none of it.
 type Management struct {
 	Err error // the address is wrong
-	// Ask begins one look at a vhost. It asks no API of another cluster than the one named, whose
-	// policies and queues are others. An empty cluster is any.
-	Ask func(ctx context.Context, vhost, cluster string, config *tls.Config) Manager
+	// Ask begins one look at the vhost of a connection.
+	Ask func(ctx context.Context, of link.Config) Manager
 }
 
 // Manager shows what AMQP cannot about one vhost.

@@ -2,7 +2,6 @@ package policies
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"time"
@@ -10,6 +9,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/management"
 )
 
@@ -30,16 +30,17 @@ type Manager struct {
 	Unseen []error
 }
 
-// NewManager returns a Manager that asks url, or nil where url is empty. It asks no API of another
-// cluster than the one named, which AMQP leads to: its policies and queues are others. An empty
-// cluster is any.
-func NewManager(ctx context.Context, url, vhost, cluster string, config *tls.Config) *Manager {
+// NewManager returns a Manager that asks url about the vhost of a connection, or nil where url is
+// empty. It asks no API of another cluster than the connection's, whose policies and queues are
+// others.
+func NewManager(ctx context.Context, url string, of link.Config) *Manager {
 	if url == "" {
 		return nil
 	}
-	m := &Manager{ctx: ctx, vhost: vhost}
-	if m.api, m.Err = management.New(url, config); m.Err == nil {
-		m.Err = m.ask(func(ctx context.Context) error { return m.api.IsOf(ctx, cluster) })
+	m := &Manager{ctx: ctx}
+	m.vhost, _ = of.Vhost() // parsed before
+	if m.api, m.Err = management.New(url, of.TLSConfig()); m.Err == nil {
+		m.Err = m.ask(func(ctx context.Context) error { return m.api.IsOf(ctx, of.Cluster.Name()) })
 	}
 	return m
 }

@@ -4,9 +4,9 @@ package management
 
 import (
 	"context"
-	"crypto/tls"
 
 	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/management"
 	"github.com/millpond-go/millpond/internal/policies"
 )
@@ -18,9 +18,7 @@ import (
 // https trusts the authorities of Connection.TLSConfig.
 func At(url string) audit.Management {
 	_, err := management.New(url, nil)
-	return audit.Management{Err: err, Ask: func(
-		ctx context.Context, vhost, cluster string, config *tls.Config,
-	) audit.Manager {
-		return policies.NewManager(ctx, url, vhost, cluster, config)
+	return audit.Management{Err: err, Ask: func(ctx context.Context, of link.Config) audit.Manager {
+		return policies.NewManager(ctx, url, of)
 	}}
 }

@@ -94,7 +94,7 @@ func (o *Operator) brakeAPI(ctx context.Context) (*management.API, error) {
 	if o.opts.management == "" {
 		return nil, nil
 	}
-	api, err := management.New(o.opts.management, o.tls())
+	api, err := management.New(o.opts.management, o.link.TLSConfig())
 	if err == nil {
 		err = api.IsOf(ctx, o.Cluster())
 	}
