@@ -1,10 +1,6 @@
 package topology
 
-import (
-	"context"
-
-	"github.com/millpond-go/millpond/internal/audit"
-)
+import "github.com/millpond-go/millpond/internal/audit"
 
 // WithManagement names RabbitMQ's management API: management.At(url), of a package of its own.
 // Subscribe asks it for the type of its queue and the policies that apply to the plan, within 3 s,
@@ -17,14 +13,6 @@ func WithManagement(api audit.Management) Option {
 		o.management = api
 		return refuse(api.Err != nil, "WithManagement: %w", api.Err)
 	}
-}
-
-// manager returns nil where no management API is configured.
-func (c *Client) manager(ctx context.Context) audit.Manager {
-	if c.opts.management.Ask == nil {
-		return nil
-	}
-	return c.opts.management.Ask(ctx, c.linkCfg)
 }
 
 // Audited returns the part of the plan that arguments and policies can spoil, for package operate.

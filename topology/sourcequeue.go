@@ -72,7 +72,10 @@ func (s *source) learn(
 	client := s.subscriber.client
 	asked, cancel := context.WithTimeout(ctx, factsTimeout)
 	defer cancel()
-	m := client.manager(asked)
+	var m audit.Manager
+	if ask := client.opts.management.Ask; ask != nil {
+		m = ask(asked, client.linkCfg)
+	}
 	f, err := audit.Learn(ctx, conn.Do, s.plan.Queue, s.subscriber.cfg.queueArgs,
 		audit.VersionOf(conn.Properties), m)
 	var holdsNone bool

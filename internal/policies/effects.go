@@ -43,7 +43,7 @@ func Line(severity, kind, name, text string) string {
 
 // Judge names the harm that the policies do to a plan, in the order of the plan, and the policies
 // whose pattern cannot be read. known are the queues that exist, as the broker describes them; the
-// other queues are taken to be as the plan declares them.
+// other queues, and those of unknown type, are taken to be as the plan declares them.
 func (p *Set) Judge(
 	plan audit.Plan, known map[string]audit.Facts, version audit.Version, vhost string,
 ) (findings []Finding, unreadable []string) {
