@@ -1,48 +1,18 @@
 package topology
 
-import (
-	"context"
-	"crypto/tls"
-	"errors"
-	"fmt"
-
-	"github.com/millpond-go/millpond/internal/audit"
-	"github.com/millpond-go/millpond/internal/nils"
-)
+import "github.com/millpond-go/millpond/internal/audit"
 
 // WithManagement names RabbitMQ's management API: management.At(url), of a package of its own.
-// Subscribe asks the API for the type of its queue and the policies that apply to the plan, within
-// 3 s, and logs which of them may lose or misdirect messages. No retry asks, and an API that is
-// away stops nothing.
+// Subscribe asks it for the type of its queue and the policies that apply to the plan, within 3 s,
+// and logs which of them may lose or misdirect messages. No retry asks, and an API that is away
+// stops nothing.
 //
 // Default: only AMQP is asked.
 func WithManagement(api audit.Management) Option {
 	return func(o *clientOptions) error {
-		if nils.Is(api) {
-			return errors.New("WithManagement: the API is nil: use management.At")
-		}
 		o.management = api
-		if err := api.Validate(); err != nil {
-			return fmt.Errorf("WithManagement: %w", err)
-		}
-		return nil
+		return refuse(api.Err != nil, "WithManagement: %w", api.Err)
 	}
-}
-
-// manager returns nil where no management API is configured.
-func (c *Client) manager(ctx context.Context) audit.Manager {
-	if c.opts.management == nil {
-		return nil
-	}
-	var config *tls.Config
-	if c.linkCfg.AMQP != nil {
-		config = c.linkCfg.AMQP.TLSClientConfig
-	}
-	if c.linkCfg.TLS != nil {
-		config = c.linkCfg.TLS
-	}
-	vhost, _ := c.linkCfg.Vhost() // parsed before
-	return c.opts.management.Ask(ctx, vhost, c.linkCfg.Cluster.Name(), config)
 }
 
 // Audited returns the part of the plan that arguments and policies can spoil, for package operate.

@@ -44,7 +44,7 @@ type clientOptions struct {
 	name           string
 	brokers        []string
 	credentials    func(ctx context.Context) (user, password string, err error)
-	management     audit.Management // nil for none
+	management     audit.Management // the zero value asks nothing
 	anyCluster     bool
 	observers      []middleware.Observer
 	controlUsers   []string

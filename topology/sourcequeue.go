@@ -72,7 +72,10 @@ func (s *source) learn(
 	client := s.subscriber.client
 	asked, cancel := context.WithTimeout(ctx, factsTimeout)
 	defer cancel()
-	m := client.manager(asked)
+	var m audit.Manager
+	if ask := client.opts.management.Ask; ask != nil {
+		m = ask(asked, client.linkCfg)
+	}
 	f, err := audit.Learn(ctx, conn.Do, s.plan.Queue, s.subscriber.cfg.queueArgs,
 		audit.VersionOf(conn.Properties), m)
 	var holdsNone bool
@@ -161,7 +164,7 @@ func (s *source) warn(f *audit.Facts, d *audit.Drop) {
 	if s.warned = fmt.Sprint(f.Kind, hazards, d, s.held != nil); s.warned == said {
 		return
 	}
-	if s.plan.rejects() && s.subscriber.client.opts.management == nil {
+	if s.plan.rejects() && s.subscriber.client.opts.management.Ask == nil {
 		s.logger.Info("Warning: policies cannot be seen without WithManagement: a policy may end the "+
 			"delayed retry of the queue, so that rejected messages come back at once, or lower its "+
 			"delivery limit; use WithManagement", nil)

@@ -75,7 +75,8 @@ func (c *Client) newSubscriber(
 		drainTimeout: defaultDrainTimeout, concurrency: 1, handlerWarning: defaultHandlerWarning,
 		timestamps: defaultTimestamps,
 	}
-	problems = errors.Join(problems, audit.RefuseArguments(cfg.queueArgs, c.opts.management != nil),
+	managed := c.opts.management.Ask != nil
+	problems = errors.Join(problems, audit.RefuseArguments(cfg.queueArgs, managed),
 		apply(&opts, options), link.CheckURL(cfg.link.URL))
 	if problems == nil {
 		problems = checkVhosts(c.linkCfg, cfg.link, "Connection")

@@ -2,7 +2,6 @@ package audit
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"maps"
@@ -12,6 +11,8 @@ import (
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/link"
 )
 
 const (
@@ -129,14 +130,12 @@ func Times(n int, d time.Duration) time.Duration {
 	return time.Duration(n) * d
 }
 
-// Management is an address of RabbitMQ's management API. Package policies has the only one, so that
-// a program which names none links none of it.
-type Management interface {
-	// Validate says what is wrong with the address.
-	Validate() error
-	// Ask begins one look at a vhost. It asks no API of another cluster than the one named, whose
-	// policies and queues are others. An empty cluster is any.
-	Ask(ctx context.Context, vhost, cluster string, config *tls.Config) Manager
+// Management is RabbitMQ's management API. Package topology/management has the only one, so that a
+// program which names none links none of it.
+type Management struct {
+	Err error // the address is wrong
+	// Ask begins one look at the vhost of a connection.
+	Ask func(ctx context.Context, of link.Config) Manager
 }
 
 // Manager shows what AMQP cannot about one vhost.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"strconv"
 	"strings"
 	"time"
 
@@ -153,7 +154,7 @@ func (f *Facts) Drops(p Plan, vhost string, hold time.Duration) *Drop {
 			"dead-letter-exchange": p.DeadExchange, "dead-letter-routing-key": p.DeadKey,
 		}
 	}
-	d.Command = SetPolicy(vhost, "queue", p.Queue, purpose, definition)
+	d.Command = SetPolicy(vhost, "queue", p.Queue, purpose, 0, definition)
 	return d
 }
 
@@ -179,13 +180,16 @@ func (d *Drop) String() string {
 
 // SetPolicy is the rabbitmqctl command that sets a policy on one queue or exchange alone.
 func SetPolicy(
-	vhost, kind, name, purpose string, definition map[string]any, options ...string,
+	vhost, kind, name, purpose string, priority int, definition map[string]any,
 ) string {
 	words := []string{
 		"rabbitmqctl", "set_policy", "--vhost", ShellWord(vhost), "--apply-to", kind + "s",
 	}
+	if priority != 0 {
+		words = append(words, "--priority", strconv.Itoa(priority))
+	}
 	value, _ := json.Marshal(definition) // never fails: it came as JSON
-	return strings.Join(append(append(words, options...), ShellWord("millpond-"+purpose+"-"+name),
+	return strings.Join(append(words, ShellWord("millpond-"+purpose+"-"+name),
 		ShellWord("^"+regexp.QuoteMeta(name)+"$"), ShellWord(string(value))), " ")
 }
 

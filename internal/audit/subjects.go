@@ -1,6 +1,6 @@
 // Package audit judges the arguments of queues: which messages of a plan do they delete, misdirect
-// or delay? Subscribe refuses a queue by it or warns about the queue, and operate.Verify reports
-// all of it as findings.
+// or delay? Subscribe refuses a queue by it or warns about it, and operate.Verify reports all of it
+// as findings.
 //
 // Its input is plain: names, roles, types, delays and arguments, and the broker's answers over AMQP
 // (Runner). It changes nothing on the broker. Package policies adds the management API and the

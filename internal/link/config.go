@@ -54,6 +54,14 @@ type Config struct {
 	Logger watermill.LoggerAdapter
 }
 
+// TLSConfig returns a copy of the TLS configuration; nil if there is none.
+func (c Config) TLSConfig() *tls.Config {
+	if c.TLS == nil && c.AMQP != nil {
+		return c.AMQP.TLSClientConfig.Clone()
+	}
+	return c.TLS.Clone()
+}
+
 // amqpConfig returns a new configuration for amqp091-go, which writes into the Properties and
 // the TLS configuration that it is given. Its own recovery is switched off, because it would
 // compete with the Link's.
@@ -62,12 +70,7 @@ func (c Config) amqpConfig() amqp.Config {
 	if c.AMQP != nil {
 		cfg = *c.AMQP
 	}
-	if c.TLS != nil {
-		cfg.TLSClientConfig = c.TLS
-	}
-	if cfg.TLSClientConfig != nil {
-		cfg.TLSClientConfig = cfg.TLSClientConfig.Clone()
-	}
+	cfg.TLSClientConfig = c.TLSConfig()
 	cfg.Recovery = nil
 	cfg.Properties = maps.Clone(cfg.Properties)
 	if len(cfg.Properties) == 0 {

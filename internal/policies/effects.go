@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/millpond-go/millpond/internal/audit"
@@ -44,7 +43,7 @@ func Line(severity, kind, name, text string) string {
 
 // Judge names the harm that the policies do to a plan, in the order of the plan, and the policies
 // whose pattern cannot be read. known are the queues that exist, as the broker describes them; the
-// other queues are taken to be as the plan declares them.
+// other queues, and those of unknown type, are taken to be as the plan declares them.
 func (p *Set) Judge(
 	plan audit.Plan, known map[string]audit.Facts, version audit.Version, vhost string,
 ) (findings []Finding, unreadable []string) {
@@ -133,8 +132,8 @@ func (s *subject) exemption(r Rule, vhost string) string {
 	if len(rest) == 0 {
 		rest = map[string]any{"max-length": harmlessLength}
 	}
-	return "exempt it by a policy of a higher priority: " +
-		setPolicy(vhost, s.kind, s.name, "exempt-"+s.kind, &r, rest)
+	return "exempt it by a policy of a higher priority: " + audit.SetPolicy(
+		vhost, s.kind, s.name, "exempt-"+s.kind, r.Policy.Priority+1, rest)
 }
 
 // harmful reports whether a finding names the rule: here, or as Facts.Drops.
@@ -147,28 +146,17 @@ func (s *subject) harmful(r Rule) bool {
 }
 
 // RaiseLimit is the command that raises the delivery limit of one queue and leaves all else as it
-// is. above is a rule of the policy that applies to the queue now, nil for none.
+// is. above is a rule of the policy that applies to the queue now, nil for none: at most one policy
+// of each kind applies, so the command repeats its other keys with a higher priority.
 func RaiseLimit(vhost, queue string, above *Rule) string {
-	definition := map[string]any{}
+	definition, priority := map[string]any{}, 0
 	if above != nil {
 		maps.Copy(definition, above.Policy.Definition)
+		priority = above.Policy.Priority + 1
 	}
 	definition[audit.LimitKey] = audit.LargeLimit
-	return setPolicy(vhost, "queue", queue, "limit", above, definition)
-}
-
-// setPolicy is audit.SetPolicy, above another policy if there is one. At most one policy of each
-// kind applies, so the policy gets a higher priority and has to repeat the keys of the other that
-// must stay.
-func setPolicy(
-	vhost, kind, name, purpose string, above *Rule, definition map[string]any,
-) string {
-	if above == nil {
-		return audit.SetPolicy(vhost, kind, name, purpose, definition)
-	}
-	command := audit.SetPolicy(vhost, kind, name, purpose, definition,
-		"--priority", strconv.Itoa(above.Policy.Priority+1))
-	if above.Operator {
+	command := audit.SetPolicy(vhost, "queue", queue, "limit", priority, definition)
+	if above != nil && above.Operator {
 		command = strings.Replace(command, "set_policy", "set_operator_policy", 1)
 	}
 	return command

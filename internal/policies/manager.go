@@ -2,7 +2,6 @@ package policies
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"time"
@@ -10,6 +9,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/management"
 )
 
@@ -20,7 +20,7 @@ const managementTimeout = 10 * time.Second
 // Err says why. It is made for one call, so that the policies that it has seen are as old as that
 // call at most. A nil Manager stands for no management API and answers nothing.
 type Manager struct {
-	api   *management.API
+	API   *management.API
 	vhost string
 	ctx   context.Context
 	seen  *Set
@@ -30,16 +30,17 @@ type Manager struct {
 	Unseen []error
 }
 
-// NewManager returns a Manager that asks url, or nil where url is empty. It asks no API of another
-// cluster than the one named, which AMQP leads to: its policies and queues are others. An empty
-// cluster is any.
-func NewManager(ctx context.Context, url, vhost, cluster string, config *tls.Config) *Manager {
+// NewManager returns a Manager that asks url about the vhost of a connection, or nil where url is
+// empty. It asks no API of another cluster than the connection's, whose policies and queues are
+// others.
+func NewManager(ctx context.Context, url string, of link.Config) *Manager {
 	if url == "" {
 		return nil
 	}
-	m := &Manager{ctx: ctx, vhost: vhost}
-	if m.api, m.Err = management.New(url, config); m.Err == nil {
-		m.Err = m.ask(func(ctx context.Context) error { return m.api.IsOf(ctx, cluster) })
+	m := &Manager{ctx: ctx}
+	m.vhost, _ = of.Vhost() // parsed before
+	if m.API, m.Err = management.New(url, of.TLSConfig()); m.Err == nil {
+		m.Err = m.ask(func(ctx context.Context) error { return m.API.IsOf(ctx, of.Cluster.Name()) })
 	}
 	return m
 }
@@ -78,14 +79,14 @@ func answer[T any](
 // Queue returns a queue; ok is false where it does not exist or cannot be seen.
 func (m *Manager) Queue(name string) (q management.Queue, ok bool) {
 	return answer(m, "", func(ctx context.Context) (management.Queue, error) {
-		return m.api.Queue(ctx, m.vhost, name)
+		return m.API.Queue(ctx, m.vhost, name)
 	})
 }
 
 // Bindings returns the bindings from an exchange.
 func (m *Manager) Bindings(exchange string) (list []management.Bound, ok bool) {
 	return answer(m, "", func(ctx context.Context) ([]management.Bound, error) {
-		return m.api.Bindings(ctx, m.vhost, exchange)
+		return m.API.Bindings(ctx, m.vhost, exchange)
 	})
 }
 
@@ -93,14 +94,14 @@ func (m *Manager) Bindings(exchange string) (list []management.Bound, ok bool) {
 func (m *Manager) FeatureFlags() (states map[string]string, ok bool) {
 	return answer(m, "feature flags were not looked at: the user needs the tag administrator for "+
 		"them before RabbitMQ 4.0", func(ctx context.Context) (map[string]string, error) {
-		return m.api.FeatureFlags(ctx)
+		return m.API.FeatureFlags(ctx)
 	})
 }
 
 // Nodes returns the nodes of the cluster.
 func (m *Manager) Nodes() (list []management.Node, ok bool) {
 	return answer(m, "alarms and replicas were not looked at",
-		func(ctx context.Context) ([]management.Node, error) { return m.api.Nodes(ctx) })
+		func(ctx context.Context) ([]management.Node, error) { return m.API.Nodes(ctx) })
 }
 
 // Policies returns all policies of the vhost, nil where they cannot be seen.
@@ -111,8 +112,8 @@ func (m *Manager) Policies() *Set {
 	case m.seen != nil:
 		return m.seen
 	}
-	err := m.ask(func(ctx context.Context) (err error) {
-		m.seen, err = Read(ctx, m.api, m.vhost)
+	m.PolicyErr = m.ask(func(ctx context.Context) (err error) {
+		m.seen, err = Read(ctx, m.API, m.vhost)
 		if errors.Is(err, management.ErrNotFound) { // as 4.3 answers (F39)
 			const way = "the user needs permissions in vhost %q, of which ^$ is enough"
 			err = fmt.Errorf("%w: "+way, err, m.vhost)
@@ -122,7 +123,6 @@ func (m *Manager) Policies() *Set {
 		}
 		return err
 	})
-	m.PolicyErr = err
 	return m.seen
 }
 
@@ -156,11 +156,7 @@ func (m *Manager) Harm(plan audit.Plan, f *audit.Facts) (harm []audit.Harm, seen
 	if list == nil {
 		return nil, false
 	}
-	known := map[string]audit.Facts{}
-	if f.Kind != "" {
-		known[plan.Queue] = *f
-	}
-	findings, _ := list.Judge(plan, known, f.Version, m.vhost)
+	findings, _ := list.Judge(plan, map[string]audit.Facts{plan.Queue: *f}, f.Version, m.vhost)
 	for _, found := range findings {
 		if found.Severity == Critical {
 			harm = append(harm, audit.Harm{Text: found.String(), Group: found.Group})

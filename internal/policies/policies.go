@@ -76,20 +76,14 @@ func (p *Set) ofExchange(exchange string) Applied {
 // fitsQueue reads apply-to and the keys of a policy. The broker does not apply a policy with a
 // single key that the type of the queue does not support, and goes on to the next policy (F39).
 func fitsQueue(p management.Policy, kind string) reach {
-	only := ""
-	switch p.ApplyTo {
-	case "classic_queues", "quorum_queues":
-		only = strings.TrimSuffix(p.ApplyTo, "_queues")
-	case "streams":
-		only = audit.Stream
-	case "exchanges":
-		return appliesNot
-	}
-	if only != "" && kind != "" && only != kind {
-		return appliesNot
-	}
+	only := map[string]string{
+		"classic_queues": audit.Classic, "quorum_queues": audit.Quorum, "streams": audit.Stream,
+	}[p.ApplyTo]
 	found := applies
-	if only != "" && kind == "" {
+	switch {
+	case p.ApplyTo == "exchanges", only != "" && kind != "" && only != kind:
+		return appliesNot
+	case only != "" && kind == "":
 		found = mayApply
 	}
 	for key := range p.Definition {
@@ -172,8 +166,8 @@ func matchesName(pattern, name string) (bool, error) {
 	return compiled.MatchString(name), nil
 }
 
-// place returns the index behind the first end that is outside of all groups, or that closes one;
-// -1 if there is none, or if a character class before it may hold parentheses.
+// place returns the index behind the first end that is outside of all groups, or closes the first
+// one; -1 if there is none, or if a character class before it may hold parentheses.
 func place(pattern string, end byte) int {
 	depth := 0
 	for i := 0; i < len(pattern); i++ {

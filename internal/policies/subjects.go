@@ -33,7 +33,7 @@ func subjects(p audit.Plan, known map[string]audit.Facts, version audit.Version)
 			queueType: kind, arguments: q.Arguments, missing: true, version: version,
 			rejects: q.Role == audit.RoleMain && p.RejectMin > 0,
 		}
-		if k, ok := known[q.Name]; ok {
+		if k := known[q.Name]; k.Kind != "" {
 			s.queueType, s.arguments, s.missing = k.Kind, k.Arguments, false
 		}
 		list = append(list, s)

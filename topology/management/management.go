@@ -4,9 +4,9 @@ package management
 
 import (
 	"context"
-	"crypto/tls"
 
 	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/management"
 	"github.com/millpond-go/millpond/internal/policies"
 )
@@ -16,17 +16,9 @@ import (
 // url is http or https with a user and its password, both percent-encoded, which never appear in an
 // error. The user needs the tag monitoring and permissions in the vhost, of which ^$ is enough.
 // https trusts the authorities of Connection.TLSConfig.
-func At(url string) audit.Management { return api(url) }
-
-type api string
-
-func (a api) Validate() error {
-	_, err := management.New(string(a), nil)
-	return err
-}
-
-func (a api) Ask(
-	ctx context.Context, vhost, cluster string, config *tls.Config,
-) audit.Manager {
-	return policies.NewManager(ctx, string(a), vhost, cluster, config)
+func At(url string) audit.Management {
+	_, err := management.New(url, nil)
+	return audit.Management{Err: err, Ask: func(ctx context.Context, of link.Config) audit.Manager {
+		return policies.NewManager(ctx, url, of)
+	}}
 }

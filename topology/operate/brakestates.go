@@ -91,17 +91,11 @@ func (o *Operator) brakes(ctx context.Context) ([]header.BrakeState, error) {
 
 // brakeAPI returns nil where no management API is configured.
 func (o *Operator) brakeAPI(ctx context.Context) (*management.API, error) {
-	if o.opts.management == "" {
+	m := o.manager(ctx)
+	if m == nil {
 		return nil, nil
 	}
-	api, err := management.New(o.opts.management, o.tls())
-	if err == nil {
-		err = api.IsOf(ctx, o.Cluster())
-	}
-	if err != nil {
-		return nil, fmt.Errorf("management API: %w", err)
-	}
-	return api, nil
+	return m.API, m.Err
 }
 
 // Brake returns the state of one brake. The process that probes answers within a second. Where no

@@ -2,7 +2,6 @@ package operate
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -316,15 +315,7 @@ func (o *Operator) call(ctx context.Context, f func(context.Context, *link.Conn)
 
 // manager returns nil where no management API is configured.
 func (o *Operator) manager(ctx context.Context) *policies.Manager {
-	return policies.NewManager(ctx, o.opts.management, o.vhost, o.Cluster(), o.tls())
-}
-
-// tls is the configuration of AMQP, which https has, too.
-func (o *Operator) tls() *tls.Config {
-	if o.opts.amqp == nil {
-		return nil
-	}
-	return o.opts.amqp.TLSClientConfig
+	return policies.NewManager(ctx, o.opts.management, o.link)
 }
 
 // Declare declares what plan needs. It changes nothing that exists: where something has other

@@ -407,9 +407,7 @@ func (v *verifier) main(name string) error {
 			"delayed-message exchange before it are lost if their wait ends while the broker restarts: "+
 			"use another strategy, or a classic queue")
 	}
-	if f.Kind != "" {
-		v.known[name] = *f
-	}
+	v.known[name] = *f
 	hold := audit.HoldFor(f.ConsumerTimeout(0, nil), v.operator.opts.confirmTimeout)
 	if d := f.Drops(v.audited, v.operator.vhost, hold); d != nil {
 		severity := Critical

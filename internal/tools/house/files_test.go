@@ -83,7 +83,8 @@ var library = map[string][]string{
 		module + "/internal/native", module + "/internal/seam", module + "/topology",
 	},
 	"topology/management": {
-		module + "/internal/audit", module + "/internal/management", module + "/internal/policies",
+		module + "/internal/audit", module + "/internal/link", module + "/internal/management",
+		module + "/internal/policies",
 	},
 	"topology/wait":   {amqp091},
 	"topology/amqpv3": {module + "/topology", watermill, wamqp, wamqp3, amqp091},
@@ -121,10 +122,10 @@ var library = map[string][]string{
 // internals does the same for the packages behind them. None of them may import a package in front
 // of it, or a tool of tests.
 var internals = map[string][]string{
-	"internal/audit": {amqp091},
+	"internal/audit": {module + "/internal/link", amqp091},
 	"internal/policies": {
-		module + "/internal/audit", module + "/internal/excerpt", module + "/internal/management",
-		amqp091,
+		module + "/internal/audit", module + "/internal/excerpt", module + "/internal/link",
+		module + "/internal/management", amqp091,
 	},
 	"internal/consumer": {
 		module + "/backoff", module + "/middleware", module + "/middleware/header",

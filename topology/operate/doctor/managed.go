@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net/url"
@@ -9,6 +8,7 @@ import (
 	"time"
 
 	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/management"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
@@ -75,11 +75,7 @@ func leftovers(b *bench) (Status, string) {
 	if b.management == "" {
 		return Unknown, noManagement
 	}
-	var config *tls.Config
-	if b.amqp != nil {
-		config = b.amqp.TLSClientConfig
-	}
-	api, err := management.New(b.management, config)
+	api, err := management.New(b.management, link.Config{AMQP: b.amqp}.TLSConfig())
 	b.must(err)
 	var commands []string
 	for _, kind := range []string{"queues", "exchanges"} {
