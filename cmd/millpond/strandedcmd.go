@@ -240,7 +240,7 @@ func (a app) strandedReturn() *cli.Command {
 			}
 			return a.onChosenStrays(func(ctx context.Context, c *cli.Command, s *strays) error {
 				bar := a.newBar("returning")
-				r, err := s.operator.ReturnStranded(ctx, s.queue, operate.ReturnOptions{
+				r, err := s.operator.ReturnStranded(ctx, s.queue, operate.ReplayOptions{
 					Filter: s.filter, Limit: s.limit, Rate: rate, To: c.String("to"),
 					DryRun: c.Bool("dry-run"), Progress: bar.show,
 				})

@@ -50,67 +50,54 @@ func (m *Manager) ask(f func(ctx context.Context) error) error {
 	return nil
 }
 
-// answers reports whether f has found its object.
-func (m *Manager) answers(f func(ctx context.Context) error) bool {
+// answer asks for one object. Where refused is not empty, the user may be refused it though all else
+// is answered: then an error goes to Unseen, with that text before it.
+func answer[T any](
+	m *Manager, refused string, f func(ctx context.Context) (T, error),
+) (found T, ok bool) {
 	if m == nil || m.Err != nil {
-		return false
+		return found, false
 	}
-	err := m.ask(f)
-	if err != nil && !errors.Is(err, management.ErrNotFound) {
+	err := m.ask(func(ctx context.Context) (err error) {
+		found, err = f(ctx)
+		return err
+	})
+	switch {
+	case err == nil:
+	case refused != "":
+		m.Unseen = append(m.Unseen, fmt.Errorf("%s: %w", refused, err))
+	case !errors.Is(err, management.ErrNotFound):
 		m.Err = err
 	}
-	return err == nil
-}
-
-// permits is answers for a question that the user may be refused though all else is answered: an
-// error goes to Unseen, with the text before it.
-func (m *Manager) permits(text string, f func(ctx context.Context) error) bool {
-	if m == nil || m.Err != nil {
-		return false
-	}
-	err := m.ask(f)
-	if err != nil {
-		m.Unseen = append(m.Unseen, fmt.Errorf("%s: %w", text, err))
-	}
-	return err == nil
+	return found, err == nil
 }
 
 // Queue returns a queue; ok is false where it does not exist or cannot be seen.
 func (m *Manager) Queue(name string) (q management.Queue, ok bool) {
-	ok = m.answers(func(ctx context.Context) (err error) {
-		q, err = m.api.Queue(ctx, m.vhost, name)
-		return err
+	return answer(m, "", func(ctx context.Context) (management.Queue, error) {
+		return m.api.Queue(ctx, m.vhost, name)
 	})
-	return q, ok
 }
 
 // Bindings returns the bindings from an exchange.
 func (m *Manager) Bindings(exchange string) (list []management.Bound, ok bool) {
-	ok = m.answers(func(ctx context.Context) (err error) {
-		list, err = m.api.Bindings(ctx, m.vhost, exchange)
-		return err
+	return answer(m, "", func(ctx context.Context) ([]management.Bound, error) {
+		return m.api.Bindings(ctx, m.vhost, exchange)
 	})
-	return list, ok
 }
 
 // FeatureFlags returns the states of the feature flags by their names.
 func (m *Manager) FeatureFlags() (states map[string]string, ok bool) {
-	const text = "feature flags were not looked at: " +
-		"the user needs the tag administrator for them before RabbitMQ 4.0"
-	ok = m.permits(text, func(ctx context.Context) (err error) {
-		states, err = m.api.FeatureFlags(ctx)
-		return err
+	return answer(m, "feature flags were not looked at: the user needs the tag administrator for "+
+		"them before RabbitMQ 4.0", func(ctx context.Context) (map[string]string, error) {
+		return m.api.FeatureFlags(ctx)
 	})
-	return states, ok
 }
 
 // Nodes returns the nodes of the cluster.
 func (m *Manager) Nodes() (list []management.Node, ok bool) {
-	ok = m.permits("alarms and replicas were not looked at", func(ctx context.Context) (err error) {
-		list, err = m.api.Nodes(ctx)
-		return err
-	})
-	return list, ok
+	return answer(m, "alarms and replicas were not looked at",
+		func(ctx context.Context) ([]management.Node, error) { return m.api.Nodes(ctx) })
 }
 
 // Policies returns all policies of the vhost, nil where they cannot be seen; see WhyNoPolicies.

@@ -324,7 +324,7 @@ func ExampleOperator_ReturnStranded() {
 		var stranded operate.StrandedMessage = m
 		log.Print(stranded.ID, stranded.DeadAt, stranded.Why)
 	}
-	var options operate.ReturnOptions
+	var options operate.ReplayOptions
 	options.Filter = forOrders
 	var returned operate.Returned
 	returned, err := operator.ReturnStranded(context.Background(), queue, options)

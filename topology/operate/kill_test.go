@@ -27,6 +27,12 @@ import (
 // kind of queue, the queue and a file.
 const killed = "MILLPOND_TEST_KILLED"
 
+// repair is the edit of a replay.
+func repair(_ operate.Letter, msg *amqp.Publishing) error {
+	msg.Body = append([]byte("repaired "), msg.Body...)
+	return nil
+}
+
 // beKilled runs a command, and says how far it is.
 func beKilled(words []string) error {
 	command, kind, queue, file := words[0], words[1], words[2], words[3]
@@ -74,17 +80,13 @@ func beKilled(words []string) error {
 	}
 	switch command {
 	case "return":
-		_, err = o.ReturnStranded(ctx, plan.Dead.RoutingKey, operate.ReturnOptions{Progress: progress})
+		_, err = o.ReturnStranded(ctx, plan.Dead.RoutingKey, operate.ReplayOptions{Progress: progress})
 	case "discard stranded":
 		_, err = o.DiscardStranded(ctx, plan.Dead.RoutingKey,
 			operate.DiscardOptions{Progress: progress, Before: keepIn})
 	case "replay":
 		_, err = o.Replay(ctx, plan, operate.ReplayOptions{Progress: progress})
 	case "edit":
-		repair := func(_ operate.Letter, msg *amqp.Publishing) error {
-			msg.Body = append([]byte("repaired "), msg.Body...)
-			return nil
-		}
 		_, err = o.Replay(ctx, plan, operate.ReplayOptions{Progress: progress, Edit: repair})
 	case "ramp":
 		if plan, err = strategy.Plan(queue, []time.Duration{time.Second, time.Hour}); err != nil {
@@ -100,8 +102,7 @@ func beKilled(words []string) error {
 		if openErr != nil {
 			return openErr
 		}
-		_, err = o.Import(ctx, plan, f,
-			operate.ImportOptions{Progress: tell})
+		_, err = o.Import(ctx, plan, f, operate.ImportOptions{Progress: tell})
 	case "release", "cancel":
 		n := 0
 		all := operate.Filter{Match: func(operate.Letter) bool {
@@ -200,11 +201,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 				switch command {
 				case "release", "cancel":
 					b.delayBy(time.Hour)
-					var all []amqp.Publishing
-					for _, body := range numbered(0, n) {
-						all = append(all, amqp.Publishing{Body: []byte(body)})
-					}
-					b.publish(b.waits(time.Hour).Name, all...)
+					b.strand(b.waits(time.Hour).Name, n)
 				case "return", "discard stranded":
 					b.strand(b.dead, n)
 				default:
@@ -223,42 +220,36 @@ func TestKilledInTheMiddle(t *testing.T) {
 				}
 				// Messages of the killed processes come back when the broker notices.
 				counts := map[string]int{}
-				switch command {
-				case "replay", "ramp", "edit":
-					testbroker.WaitFor(t, "the rest to be replayed", rig.Patience, func() bool {
-						edit := func(_ operate.Letter, msg *amqp.Publishing) error {
-							if command == "edit" {
-								msg.Body = append([]byte("repaired "), msg.Body...)
-							}
-							return nil
+				all := func(queues ...string) {
+					testbroker.WaitFor(t, "all messages where they belong", rig.Patience, func() bool {
+						var err error
+						switch command {
+						case "replay", "ramp":
+							_, err = b.Replay(t.Context(), b.plan, operate.ReplayOptions{})
+						case "edit":
+							_, err = b.Replay(t.Context(), b.plan, operate.ReplayOptions{Edit: repair})
+						case "return":
+							_, err = b.ReturnStranded(t.Context(), b.dead, operate.ReplayOptions{})
 						}
-						_, err := b.Replay(t.Context(), b.plan, operate.ReplayOptions{Edit: edit})
 						require.NoError(t, err)
-						count(counts, b.bodies(b.queue, 0))
+						for _, queue := range queues {
+							count(counts, b.bodies(queue, 0))
+						}
 						return len(counts) == n
 					})
+				}
+				switch command {
+				case "replay", "ramp", "edit", "return":
+					all(b.queue)
 					if command == "edit" {
 						originals := map[string]int{}
 						count(originals, b.bodies(b.dead+".originals", n))
 						requireEach(t, originals, n, most)
 					}
-				case "return":
-					testbroker.WaitFor(t, "the rest to be returned", rig.Patience, func() bool {
-						_, err := b.ReturnStranded(t.Context(), b.dead, operate.ReturnOptions{})
-						require.NoError(t, err)
-						count(counts, b.bodies(b.queue, 0))
-						return len(counts) == n
-					})
-				case "release", "cancel":
-					testbroker.WaitFor(t, "all messages where they belong", rig.Patience, func() bool {
-						target := b.queue
-						if command == "cancel" {
-							target = b.dead
-						}
-						count(counts, b.bodies(target, 0))
-						count(counts, b.bodies(b.waits(time.Hour).Name, 0))
-						return len(counts) == n
-					})
+				case "release":
+					all(b.queue, b.waits(time.Hour).Name)
+				case "cancel":
+					all(b.dead, b.waits(time.Hour).Name)
 				case "discard", "discard stranded":
 					most = 200 * kills
 					testbroker.WaitFor(t, "all letters in the queue or the file", rig.Patience, func() bool {

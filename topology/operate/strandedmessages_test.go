@@ -78,7 +78,7 @@ func (b *box) strays(queue string, filter operate.Filter) (found []operate.Stran
 	return found
 }
 
-func (b *box) returnStranded(queue string, options operate.ReturnOptions) operate.Returned {
+func (b *box) returnStranded(queue string, options operate.ReplayOptions) operate.Returned {
 	b.t.Helper()
 	r, err := b.ReturnStranded(b.t.Context(), queue, options)
 	require.NoError(b.t, err)
@@ -116,7 +116,7 @@ func TestStrandedMessagesGoOnWithTheirRetryState(t *testing.T) {
 			require.Contains(t, m.Why, "it is not noted which exchange could not place the message")
 			require.Len(t, m.History, 2)
 		}
-		r := b.returnStranded(stranded, operate.ReturnOptions{})
+		r := b.returnStranded(stranded, operate.ReplayOptions{})
 		require.Equal(t, operate.Returned{
 			Progress: operate.Progress{Total: 3, Seen: 3, Chosen: 3, Done: 3},
 		}, r)
@@ -175,16 +175,16 @@ func TestReturnLeavesMessagesWhoseQueueIsGone(t *testing.T) {
 			{Queue: stranded, Messages: 10},
 			{Queue: strings.Repeat("x", 300) + "\x1b[31m", Messages: 10},
 		}
-		r := b.returnStranded(stranded, operate.ReturnOptions{DryRun: true})
+		r := b.returnStranded(stranded, operate.ReplayOptions{DryRun: true})
 		require.Equal(t, left, r.Left)
 		require.Equal(t, []int{n, n, 0}, []int{r.Total, r.Chosen, r.Done})
-		r = b.returnStranded(stranded, operate.ReturnOptions{
+		r = b.returnStranded(stranded, operate.ReplayOptions{
 			Filter: operate.Filter{Headers: map[string]string{"tenant": "9"}},
 		})
 		require.Equal(t, []int{n, 0, 0}, []int{r.Total, r.Chosen, r.Done})
-		r = b.returnStranded(stranded, operate.ReturnOptions{Limit: 4})
+		r = b.returnStranded(stranded, operate.ReplayOptions{Limit: 4})
 		require.Equal(t, 4, r.Done)
-		r = b.returnStranded(stranded, operate.ReturnOptions{})
+		r = b.returnStranded(stranded, operate.ReplayOptions{})
 		require.Equal(t, left, r.Left)
 		require.Equal(t, 6, r.Done)
 		var want []string
@@ -198,7 +198,7 @@ func TestReturnLeavesMessagesWhoseQueueIsGone(t *testing.T) {
 
 		other := testbroker.Queue(t)
 		rig.DeclareQueue(t, b.url, other, nil)
-		toGone := operate.ReturnOptions{
+		toGone := operate.ReplayOptions{
 			To:     other,
 			Filter: operate.Filter{Match: func(l operate.Letter) bool { return l.Queue == gone }},
 		}
@@ -208,9 +208,11 @@ func TestReturnLeavesMessagesWhoseQueueIsGone(t *testing.T) {
 			require.Equal(t, "2", d.Headers[header.Failures])
 			require.Equal(t, "order.placed", d.Headers[header.OriginRoutingKey])
 		}
-		_, err := b.ReturnStranded(t.Context(), stranded, operate.ReturnOptions{To: stranded})
-		require.ErrorIs(t, err, operate.ErrInvalidOptions)
-		_, err = b.ReturnStranded(t.Context(), gone, operate.ReturnOptions{})
+		for _, options := range []operate.ReplayOptions{{To: stranded}, {Named: true}, {Edit: repair}} {
+			_, err := b.ReturnStranded(t.Context(), stranded, options)
+			require.ErrorIs(t, err, operate.ErrInvalidOptions)
+		}
+		_, err := b.ReturnStranded(t.Context(), gone, operate.ReplayOptions{})
 		rig.RequireTexts(t, err, gone, "does not exist", "name the prefix")
 		for _, err := range b.Stranded(t.Context(), gone, operate.Filter{}, 0) {
 			rig.RequireTexts(t, err, gone, "does not exist", "name the prefix")
@@ -227,7 +229,7 @@ func TestQueueThatVanishesDuringAReturn(t *testing.T) {
 	const n = 60
 	b.strand(stranded, n)
 	seen := 0
-	r := b.returnStranded(stranded, operate.ReturnOptions{
+	r := b.returnStranded(stranded, operate.ReplayOptions{
 		Filter: operate.Filter{Match: func(operate.Letter) bool {
 			if seen++; seen == n/2 { // the queue was found before, and is not asked for again
 				rig.DeleteQueue(t, b.url, b.queue)

@@ -12,25 +12,6 @@ import (
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
-// ReturnOptions say which stranded messages ReturnStranded moves, and how. The zero value moves
-// every message whose queue exists, as fast as the broker takes them.
-type ReturnOptions struct {
-	// Filter chooses the messages. Default: all.
-	Filter Filter
-	// To is the queue that gets them. The headers then name it, so that the retry state counts there.
-	// Default: the queue that each message's headers name.
-	To string
-	// Rate is the number of messages a second. Default: as fast as possible.
-	Rate float64
-	// Limit is the most messages to move. Default: all.
-	Limit int
-	// DryRun counts and moves nothing. Default: false.
-	DryRun bool
-	// Progress is called after each message, by one goroutine at a time. It must be quick. Default: no
-	// call.
-	Progress func(Progress)
-}
-
 // Returned is the result of ReturnStranded.
 type Returned struct {
 	Progress
@@ -54,6 +35,10 @@ type QueueCount struct {
 // a kill as many may be there twice as after one of Replay. They keep their order. A message whose
 // queue does not exist stays, and the result counts it.
 //
+// The options are for Replay; Named, Edit and Originals must be empty. To is the queue that gets
+// the messages, in place of the queue that the headers of each name; they name To then, so that the
+// retry state counts there.
+//
 // The retry state stays: attempts go on where they were. Left out are the headers of the broker,
 // CC, BCC, the user id and the expiration, as with every message that this library publishes again.
 // With Via, a returned message comes to its queue alone, and so do its later retries.
@@ -65,20 +50,23 @@ type QueueCount struct {
 // ReturnStranded moves only messages that were in the queue at the beginning. Its errors are like
 // Replay's, and Returned is right with every error.
 func (o *Operator) ReturnStranded(
-	ctx context.Context, queue string, options ReturnOptions,
+	ctx context.Context, queue string, options ReplayOptions,
 ) (Returned, error) {
 	r := &returning{left: map[string]int{}, replay: &replay{
-		operator: o, dead: queue, left: -1, pace: newPace(options.Rate),
-		ReplayOptions: ReplayOptions{
-			Filter: options.Filter, To: options.To, Rate: options.Rate, Limit: options.Limit,
-			DryRun: options.DryRun, Progress: options.Progress,
-		},
+		operator: o, dead: queue, left: -1, pace: newPace(options.Rate), ReplayOptions: options,
 	}}
 	r.act, r.replay.unroutable = r.one, r.unroutable
 	var err error
-	if r.To == queue {
+	switch {
+	case r.To == queue:
 		err = fmt.Errorf("%w: the messages are in queue %q already", ErrInvalidOptions, queue)
-	} else if err = r.check(); err == nil {
+	case r.Edit != nil || r.Named || r.Originals != "":
+		err = fmt.Errorf("%w: a stranded message is not edited, and Named is for dead letters",
+			ErrInvalidOptions)
+	default:
+		err = r.check()
+	}
+	if err == nil {
 		err = o.withCauses(ctx, func(c *causes) error {
 			r.causes = c
 			return r.run(ctx)

@@ -172,7 +172,7 @@ func (m *Manager) look(ctx context.Context, a *action) (found Rehearsal, err err
 		a.Count, found.Found = p.Chosen, Progress{Progress: p}
 		return found, err
 	case Return:
-		res, err := o.ReturnStranded(ctx, a.Request.Queue, operate.ReturnOptions{
+		res, err := o.ReturnStranded(ctx, a.Request.Queue, operate.ReplayOptions{
 			Filter: filter, To: a.Request.To, DryRun: true,
 		})
 		a.Count, found.Found = res.Chosen, Progress{Progress: res.Progress}

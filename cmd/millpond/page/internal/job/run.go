@@ -40,7 +40,7 @@ func (m *Manager) run(ctx context.Context, a *action) error {
 	case Discard:
 		return m.discard(ctx, o, a, filter)
 	case Return:
-		res, err := o.ReturnStranded(ctx, r.Queue, operate.ReturnOptions{
+		res, err := o.ReturnStranded(ctx, r.Queue, operate.ReplayOptions{
 			Filter: filter, To: r.To, Rate: r.Rate, Limit: a.Count, Progress: report,
 		})
 		report(res.Progress)
