@@ -75,32 +75,29 @@ func (a app) orderList() *cli.Command {
 // onOrdered is each for the queues that are handled in order.
 func (a app) onOrdered(
 	ctx context.Context, c *cli.Command, queues []string, f func(*session, topology.Plan) error,
-) (err error) {
-	s, err := a.open(ctx, c)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.operator.Close()) }()
-	plans, err := s.plans(queues)
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, plan := range plans {
-		switch {
-		case plan.Line == "" && len(queues) > 0 && s.vhost == nil:
-			errs = append(errs, usage("without the management API the flags say how messages wait: pass "+
-				"--%s %s for queue %q", flagStrategy, inOrderStrategy, plan.Queue))
-		case plan.Line == "" && len(queues) > 0:
-			errs = append(errs, usage("queue %q is not handled in order: it has no line", plan.Queue))
-		case plan.Line != "":
-			errs = append(errs, f(s, plan))
+) error {
+	return a.opened(ctx, c, func(s *session) error {
+		plans, err := s.plans(queues)
+		if err != nil {
+			return err
 		}
-	}
-	if len(errs) == 0 && !c.Bool(flagJSON) {
-		fmt.Fprintf(a.out, "virtual host %q: no queue is handled in order\n", s.vhost.Name)
-	}
-	return errors.Join(errs...)
+		var errs []error
+		for _, plan := range plans {
+			switch {
+			case plan.Line == "" && len(queues) > 0 && s.vhost == nil:
+				errs = append(errs, usage("without the management API the flags say how messages wait: "+
+					"pass --%s %s for queue %q", flagStrategy, inOrderStrategy, plan.Queue))
+			case plan.Line == "" && len(queues) > 0:
+				errs = append(errs, usage("queue %q is not handled in order: it has no line", plan.Queue))
+			case plan.Line != "":
+				errs = append(errs, f(s, plan))
+			}
+		}
+		if len(errs) == 0 && !c.Bool(flagJSON) {
+			fmt.Fprintf(a.out, "virtual host %q: no queue is handled in order\n", s.vhost.Name)
+		}
+		return errors.Join(errs...)
+	})
 }
 
 func (a app) printOrder(c *cli.Command, plan topology.Plan, state operate.OrderState) error {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -44,32 +43,28 @@ func (a app) status() *cli.Command {
 	}
 }
 
-func (a app) statusOnce(ctx context.Context, c *cli.Command, queues []string) (err error) {
-	s, err := a.open(ctx, c)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.operator.Close()) }()
-	clearScreen := func() {
+func (a app) statusOnce(ctx context.Context, c *cli.Command, queues []string) error {
+	return a.opened(ctx, c, func(s *session) error {
+		var plans []topology.Plan
+		all := len(queues) == 0 && s.vhost != nil
+		if !all {
+			var err error
+			if plans, err = s.plans(queues); err != nil {
+				return err
+			}
+		}
+		stopped := s.stoppedBrakes(ctx, queues)
 		if c.Bool("watch") && a.terminal(a.out) {
 			fmt.Fprint(a.out, "\x1b[H\x1b[2J")
 		}
-	}
-	if len(queues) == 0 && s.vhost != nil {
-		stopped := s.stoppedBrakes(ctx, nil)
-		clearScreen()
-		return s.overview(stopped)
-	}
-	plans, err := s.plans(queues)
-	if err != nil {
-		return err
-	}
-	stopped := s.stoppedBrakes(ctx, queues)
-	clearScreen()
-	if !c.Bool(flagJSON) {
-		s.printStopped(stopped)
-	}
-	return s.reports(ctx, plans)
+		if all {
+			return s.overview(stopped)
+		}
+		if !c.Bool(flagJSON) {
+			s.printStopped(stopped)
+		}
+		return s.reports(ctx, plans)
+	})
 }
 
 // statusJSON is the status of a queue.

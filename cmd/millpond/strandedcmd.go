@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -77,25 +76,22 @@ func (a app) onStrays(act func(context.Context, *cli.Command, *strays) error) cl
 // withStrays calls act for each stranded queue.
 func (a app) withStrays(
 	ctx context.Context, c *cli.Command, s *strays, act func() error,
-) (err error) {
-	now, err := a.open(ctx, c)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, now.operator.Close()) }()
-	queues, err := now.strandedQueues()
-	if err != nil {
-		return err
-	}
-	s.operator, s.several = now.operator, len(queues) > 1
-	var errs []error
-	for _, s.queue = range queues {
-		if s.several && !c.Bool(flagJSON) {
-			fmt.Fprintf(a.told(c), "%s:\n", harmless(s.queue))
+) error {
+	return a.opened(ctx, c, func(now *session) error {
+		queues, err := now.strandedQueues()
+		if err != nil {
+			return err
 		}
-		errs = append(errs, act())
-	}
-	return worst(errs)
+		s.operator, s.several = now.operator, len(queues) > 1
+		var errs []error
+		for _, s.queue = range queues {
+			if s.several && !c.Bool(flagJSON) {
+				fmt.Fprintf(a.told(c), "%s:\n", harmless(s.queue))
+			}
+			errs = append(errs, act())
+		}
+		return worst(errs)
+	})
 }
 
 // strandedQueues returns the queue of --prefix, or all that were found without it.

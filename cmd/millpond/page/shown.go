@@ -9,6 +9,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -125,13 +126,7 @@ func number(c operate.Count) string {
 	return digits(c.N)
 }
 
-func digits(n int) string {
-	text := strconv.Itoa(n)
-	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
-		text = text[:i] + "\u202f" + text[i:]
-	}
-	return text
-}
+func digits(n int) string { return overview.Digits(n) }
 
 // plural is a number of things.
 func plural(n int, one string) string {

@@ -72,7 +72,7 @@ func Of(main discover.Main) Row {
 		}
 		r.Waiting = Plus(r.Waiting, inLine)
 		trouble(inLine.N >= nearBound,
-			plural(inLine.N, "message")+" in the line, which is near its bound: see its keys in order")
+			Plural(inLine.N, "message")+" in the line, which is near its bound: see its keys in order")
 	}
 	for _, d := range main.Dead {
 		r.Dead = Plus(r.Dead, d.Total)
@@ -81,19 +81,29 @@ func Of(main discover.Main) Row {
 	if len(main.Dead) == 0 {
 		r.Dead = operate.Count{N: -1}
 	}
-	trouble(r.Dead.N > 0, plural(r.Dead.N, "dead letter"))
+	trouble(r.Dead.N > 0, Plural(r.Dead.N, "dead letter"))
 	trouble(r.Consumers.Known() && r.Consumers.N == 0, "no consumer")
-	trouble(held > 0, plural(held, "message")+" held: their target is missing or full")
+	trouble(held > 0, Plural(held, "message")+" held: their target is missing or full")
 	trouble(len(main.Dead) == 0, "its dead-letter queue is not known: see --dlq")
 	trouble(len(main.Dead) > 0 && main.PlanErr != nil, "a wait queue leads astray: see verify")
 	return r
 }
 
-func plural(n int, one string) string {
+// Plural is a number of things.
+func Plural(n int, one string) string {
 	if n != 1 {
 		one += "s"
 	}
 	return fmt.Sprint(n, " ", one)
+}
+
+// Digits writes a number with narrow spaces between thousands.
+func Digits(n int) string {
+	text := fmt.Sprint(n)
+	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
+		text = text[:i] + "\u202f" + text[i:]
+	}
+	return text
 }
 
 // Plus adds counts. The sum with an unknown count is unknown.

@@ -2,6 +2,7 @@ package pagetest
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,6 +11,8 @@ import (
 	"github.com/chromedp/cdproto/page"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 )
 
 // TestPage drives the page in a Chromium. All of its parts share a broker and a browser.
@@ -55,17 +58,16 @@ func axeFile(t *testing.T) string {
 // named is a page with a name for its pictures.
 type named struct{ name, path string }
 
-// Given a house with all kinds of trouble and an empty one, then every page fits 360 and 1280
+// Given a world with all kinds of trouble, then every page fits 360 and 1280
 // pixels in light and dark, and axe-core finds nothing to improve.
 func everyPage(t *testing.T, y *yard) {
 	axe := axeFile(t)
 	h := y.newHouse(t)
-	h.furnish()
-	h.strand(3)
+	w := shop.NewWorld(h.House)
 	h.act()
 	b := h.tab()
 	call(b, page.SetBypassCSP, page.SetBypassCSPParams{Enabled: true}) // for axe alone
-	for _, p := range h.pages(b) {
+	for _, p := range h.pages(b, w) {
 		b.inspect(p, axe)
 	}
 	b.visit("/")
@@ -74,12 +76,15 @@ func everyPage(t *testing.T, y *yard) {
 	h.answers(b, axe)
 }
 
+// few are two letters of the world.
+const few = "/dead?queue=orders&error=service+l"
+
 // answers inspects the pages that answer a form, and the login.
 func (h *house) answers(b *tab, axe string) {
 	h.t.Helper()
 	m := mouse{b}
-	b.visit("/dead?queue=orders&error=refused")
-	m.press("order-17003")
+	b.visit(few)
+	m.press("0-11-0")
 	m.press("Edit …")
 	b.see("Headers and payload")
 	b.inspectHere("edit", axe)
@@ -88,7 +93,7 @@ func (h *house) answers(b *tab, axe string) {
 	b.see("The difference", "+tries int32 4")
 	b.inspectHere("edit-confirm", axe)
 	b.tolerate("status of 400")
-	b.visit("/act?queue=orders&error=refused")
+	b.visit("/act?queue=orders&error=service+l")
 	m.fill("Letters a second", "many")
 	m.press("Rehearse the replay")
 	b.see("write a number")
@@ -108,7 +113,7 @@ func (h *house) answers(b *tab, axe string) {
 }
 
 // pages prepares the pages by looking at everything, and lists them.
-func (h *house) pages(b *tab) []named {
+func (h *house) pages(b *tab, w *shop.World) []named {
 	h.t.Helper()
 	m := mouse{b}
 	all := []named{
@@ -125,23 +130,23 @@ func (h *house) pages(b *tab) []named {
 	}
 	b.visit("/dead")
 	m.press("Look at the letters")
-	here("dead", "3 causes of 19 letters")
-	b.visit("/dead?queue=orders&error=refused")
-	here("dead-filtered", "1 cause of 12 letters")
-	m.press("order-17003")
+	here("dead", fmt.Sprintf("%d causes of", shop.Causes+1))
+	b.visit(few)
+	here("dead-filtered", "1 cause of 2 letters")
+	m.press("0-11-0")
 	here("letter", "Attempt 1", "tenant")
 	b.visit("/dead?queue=mail")
-	m.press("unexpected end of JSON input")
-	here("cause", "1 cause of 1 letter")
+	m.press(shop.Cause(0))
+	here("cause", fmt.Sprintf("1 cause of %d letters", w.Dead["mail"][shop.Cause(0)]))
 	b.visit("/waiting?queue=orders")
 	m.press("Look at the messages")
 	here("waiting", "the shop is closed")
 	b.visit("/stranded")
-	m.press("Look at far.stranded")
-	here("stranded", "Messages of far.stranded")
+	m.press("Look at millpond.stranded")
+	here("stranded", "Messages of millpond.stranded")
 	m.press("Act on these messages")
 	here("act-stranded", "Return stranded messages")
-	b.visit("/act?queue=orders&error=refused")
+	b.visit("/act?queue=orders&error=service+l")
 	here("act", "Replay dead letters")
 	m.press("Rehearse the replay")
 	here("confirm", "Nothing has moved yet")

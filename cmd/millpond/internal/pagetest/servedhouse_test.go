@@ -14,9 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
-	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
@@ -111,30 +109,6 @@ func (y *yard) newHouse(t *testing.T) *house {
 		T: t, Node: y.node, API: y.api, Services: map[string]*rig.Service{},
 		URL: strings.TrimSuffix(y.node.URL(), "/") + "/" + url.PathEscape(name),
 	}}
-}
-
-// furnish starts three services, and makes dead letters of several causes and waiting messages.
-func (h *house) furnish() {
-	h.t.Helper()
-	h.Furnish()
-	for _, queue := range shop.Queues {
-		h.Send(queue, "is permanent 1", "is permanent 2", "waits")
-	}
-	at := time.Now().Add(-50 * time.Minute)
-	var letters []amqp.Publishing
-	for n := range 12 {
-		order := []byte(`{"order":17000,"lines":[{"sku":"A-1","n":2}]}`)
-		letters = append(letters, shop.Letter("orders", fmt.Sprintf("order-%d", 17000+n),
-			fmt.Sprintf("dial tcp 10.0.0.%d:443: connection refused", n),
-			at.Add(time.Duration(n*n)*20*time.Second), order,
-			amqp.Table{"tenant": "north", "tries": int32(3)}))
-	}
-	h.Post("orders.dlq", letters...)
-	h.Post("mail.dlq",
-		shop.Letter("mail", "", "unexpected end of JSON input", at, []byte{0, 1, 2, 0xff}, nil))
-	for queue, n := range map[string]int{"orders": 14, "invoices": 2, "mail": 3} {
-		rig.AwaitDepth(h.t, h.URL, queue+".dlq", n)
-	}
 }
 
 // strand makes n stranded messages for the queue parcels.

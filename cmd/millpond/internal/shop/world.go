@@ -122,14 +122,11 @@ func (w *World) dies(i int, queue string) {
 	for cause := range Causes {
 		for n := range (i + cause) % 3 {
 			size := 1<<10 + (i*97+cause*1217+n*5000)%(19<<10)
-			letters = append(letters, Dead(queue, header.RetryState{
-				Failures: n + 1, Reason: reasons[(i+cause)%len(reasons)], Class: header.ClassRetryable,
-				Handler: "handler", DeadAt: time.Now(), OriginRoutingKey: queue,
-				Error: fmt.Sprintf("call of service %c failed: status %d", 'a'+cause, 500+n),
-			}, amqp.Publishing{
-				MessageId: fmt.Sprintf("%d-%d-%d", i, cause, n),
-				Body:      fmt.Appendf(nil, `{"pad":%q}`, strings.Repeat("x", size-10)),
-			}))
+			m := Letter(queue, fmt.Sprintf("%d-%d-%d", i, cause, n),
+				fmt.Sprintf("call of service %c failed: status %d", 'a'+cause, 500+n), time.Now(),
+				fmt.Appendf(nil, `{"pad":%q}`, strings.Repeat("x", size-10)), amqp.Table{"tenant": "north"})
+			m.Headers[header.DeadReason] = string(reasons[(i+cause)%len(reasons)])
+			letters = append(letters, m)
 			w.Dead[queue][Cause(cause)]++
 		}
 	}

@@ -19,6 +19,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -136,7 +137,7 @@ func (a Action) Resumable() bool {
 
 // Outcome says in a sentence how far the action is.
 func (a Action) Outcome() string {
-	of := fmt.Sprintf("%s of %s", grouped(a.Progress.Done), grouped(a.Count))
+	of := fmt.Sprintf("%s of %s", overview.Digits(a.Progress.Done), overview.Digits(a.Count))
 	switch a.State {
 	case StateRehearsed:
 		return "waits for its confirmation; nothing was moved"
@@ -144,7 +145,7 @@ func (a Action) Outcome() string {
 		text := fmt.Sprintf("interrupted at %s or more, as noted at %s, because the process ended", of,
 			a.Noted.UTC().Format("15:04:05 UTC"))
 		if a.There != nil {
-			text += fmt.Sprintf("; %s are in queue %q as of %s", grouped(a.There.Messages), a.Source,
+			text += fmt.Sprintf("; %s are in queue %q as of %s", overview.Digits(a.There.Messages), a.Source,
 				a.There.At.UTC().Format("15:04:05 UTC"))
 		}
 		return text + "; none is lost"
@@ -155,13 +156,4 @@ func (a Action) Outcome() string {
 		return fmt.Sprintf("done: %s; the others stay, or were not there any more", of)
 	}
 	return fmt.Sprintf("%s: %s", a.State, of)
-}
-
-// grouped writes a number with a narrow space between thousands.
-func grouped(n int) string {
-	text := fmt.Sprint(n)
-	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
-		text = text[:i] + "\u202f" + text[i:]
-	}
-	return text
 }
