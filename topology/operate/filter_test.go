@@ -81,7 +81,8 @@ func TestFiltersThatAreNone(t *testing.T) {
 // A text that is read is written so that it is read as the same filter.
 func FuzzFilter(f *testing.F) {
 	for _, seed := range []string{
-		`id=1 id="a b" reason=x error=/a+/ since=2026-03-01 until=1h`, "header=a=/b/ payload=`x` delay=5s",
+		`id=1 id="a b" reason=x error=/a+/ since=2026-03-01 until=1h`,
+		"header=a=/b/ payload=`x` delay=5s",
 		`error="\xff\u202e" handler='`, `group="`,
 	} {
 		f.Add(seed)
