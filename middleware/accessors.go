@@ -10,6 +10,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
@@ -24,7 +25,7 @@ func Attempt(ctx context.Context) int {
 }
 
 func attemptOf(d *Attached) int {
-	return min(max(d.State.Failures, 0), header.MaxFailures-1) + 1
+	return min(max(d.State.Failures, 0), keys.MaxFailures-1) + 1
 }
 
 // LastAttempt reports whether the message would be dead-lettered if this attempt failed now

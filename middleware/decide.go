@@ -10,6 +10,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/excerpt"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
@@ -78,7 +79,7 @@ type fault struct {
 // decide is a pure function, apart from policies and classifiers, which should be pure, too.
 func (l limits) decide(f failure) outcome {
 	o := outcome{
-		count: min(max(f.state.Failures, 0), header.MaxFailures-1) + 1,
+		count: min(max(f.state.Failures, 0), keys.MaxFailures-1) + 1,
 		first: notAfter(f.state.FirstFailure, f.now),
 	}
 	if f.mark.class == header.ClassPermanent {
@@ -296,12 +297,12 @@ func (a *attempt) deadLetter(reason header.Reason) *outcome {
 	if reason == header.ReasonDeadline {
 		o.why = errPastDeadline
 	}
-	o.state.Failures = min(o.state.Failures, header.MaxFailures)
+	o.state.Failures = min(o.state.Failures, keys.MaxFailures)
 	o.state.NotBefore, o.state.Snoozed = time.Time{}, 0
 	o.state.Reason, o.state.DeadAt = reason, o.now
 	o.state.Handler = message.HandlerNameFromCtx(a.ctx)
 	if o.state.Error == "" { // its last attempt left none: a process ended, or the count is forged
-		o.state.Error = excerpt.Of(o.why.Error(), header.MaxErrorBytes)
+		o.state.Error = excerpt.Of(o.why.Error(), keys.MaxErrorBytes)
 	}
 	return o
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 )
@@ -90,7 +91,7 @@ func TestNotesOfAFailure(t *testing.T) {
 func TestAnErrorOfAMegabyteTravelsCut(t *testing.T) {
 	t.Parallel()
 	n := handle(t, failsWith(errors.New(strings.Repeat("€", 1<<20)))).State
-	assert.LessOrEqual(t, len(n.Error), header.MaxErrorBytes)
+	assert.LessOrEqual(t, len(n.Error), keys.MaxErrorBytes)
 	assert.True(t, utf8.ValidString(n.Error))
 	assert.LessOrEqual(t, len(n.History[0].Error), 256)
 }

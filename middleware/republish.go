@@ -13,6 +13,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/excerpt"
 	"github.com/millpond-go/millpond/internal/hold"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
@@ -139,11 +140,11 @@ func (o *outcome) record(f failure, text string) {
 	n.Failures, n.FirstFailure = o.count, o.first
 	n.Delay, n.Snoozed = o.delay, 0
 	n.Inner = f.inner
-	n.Error = excerpt.Of(text, header.MaxErrorBytes)
+	n.Error = excerpt.Of(text, keys.MaxErrorBytes)
 	n.Class, n.Handler, n.Reason = f.mark.class, f.at.handler, o.reason
 	entry := header.AttemptError{
 		Attempt: o.count, At: f.now, Handler: n.Handler, Class: n.Class, Reason: o.reason,
-		Error: excerpt.Of(text, header.MaxEntryErrorBytes),
+		Error: excerpt.Of(text, keys.MaxEntryErrorBytes),
 	}
 	if o.reason == "" {
 		entry.Delay = o.delay.String()

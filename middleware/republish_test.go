@@ -16,8 +16,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/middleware"
-	"github.com/millpond-go/millpond/middleware/header"
 )
 
 var errUnconfirmed = errors.New("publish was not confirmed")
@@ -311,7 +311,7 @@ func TestKeysThatCannotBeKept(t *testing.T) {
 		"x-death":                `key "x-death" belongs to the broker`,
 		"CC":                     `key "CC" belongs to the broker`,
 		"BCC":                    `key "BCC" belongs to the broker`,
-		header.Failures:          `key "millpond-failures" belongs to this library`,
+		keys.Failures:            `key "millpond-failures" belongs to this library`,
 		"millpond-":              `key "millpond-" belongs to this library`,
 		"\xff":                   `key "\xff" is not UTF-8`,
 		strings.Repeat("k", 256): "is longer than 255 bytes",

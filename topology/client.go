@@ -17,6 +17,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/consumer"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/nils"
 	"github.com/millpond-go/millpond/internal/observe"
@@ -85,7 +86,7 @@ func open(
 		cfg.Cluster = new(link.Cluster)
 	}
 
-	cfg.Logger, cfg.Unreadable = opts.logger, header.Unreadable
+	cfg.Logger, cfg.Unreadable = opts.logger, keys.Unreadable
 	cfg.ConnectTimeout, cfg.WriteTimeout = opts.connectTimeout, opts.confirmTimeout
 	publishing := cfg
 	publishing.Name = opts.name + ": millpond retries"
@@ -101,7 +102,7 @@ func open(
 	stop, stopping := context.WithCancel(context.Background())
 	publishes := publisher.New(l, publisher.Config{
 		Timeout:     opts.confirmTimeout,
-		NonceHeader: header.Publish,
+		NonceHeader: keys.Publish,
 	})
 	return &Client{
 		stop: stop, stopping: stopping, watched: make(map[string]bool),

@@ -17,6 +17,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/consumer"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/publisher"
 	"github.com/millpond-go/millpond/internal/wire"
@@ -118,7 +119,7 @@ func (c *Client) newPublisher(
 		client: c, cfg: cfg, delays: opts.delays, frame: frame,
 		publisher: publisher.New(l, publisher.Config{
 			Timeout:     c.opts.confirmTimeout,
-			NonceHeader: header.Publish,
+			NonceHeader: keys.Publish,
 		}),
 		ready: make(map[string]Plan),
 	}
@@ -323,7 +324,7 @@ func (p *Publisher) delayed(
 	}
 	// The broker would apply the expiration to the wait (F7).
 	if valid, ok := consumer.Expiration(raw.Expiration); ok {
-		state.Deadline, state.DeadlineFrom = now.Add(valid), header.FromPublish
+		state.Deadline, state.DeadlineFrom = now.Add(valid), keys.FromPublish
 		if state.Deadline.Before(back) {
 			return fmt.Errorf("the message expires at %v, before its wait queue gives it back at %v",
 				state.Deadline.UTC(), back.UTC())
@@ -331,12 +332,12 @@ func (p *Publisher) delayed(
 	}
 	headers := state.Headers(queue)
 	// Versions before v0.1.0 take the last exchange for the origin if no header names it.
-	headers[header.OriginRoutingKey] = queue
+	headers[keys.OriginRoutingKey] = queue
 	if plan.sortsPriorities() && raw.Priority > consumer.NormalPriority {
-		headers[header.Priority] = strconv.Itoa(int(raw.Priority))
+		headers[keys.Priority] = strconv.Itoa(int(raw.Priority))
 		arrived.Priority = consumer.NormalPriority
 	}
-	composed := wire.Publishing(&arrived, header.IsState, headers)
+	composed := wire.Publishing(&arrived, keys.IsState, headers)
 	maps.Copy(composed.Headers, route.Headers)
 	if err := consumer.FitWaiting(&composed, p.frame, &route); err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/consumer"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
@@ -154,7 +155,7 @@ func (p *planner) bindBack(w wayBack) {
 		// (F27). No message has its key, so all messages go to the alternate exchange.
 		p.bind(w.anchor(to), w.anchor(to), w.queue)
 		p.plan.Bindings = append(p.plan.Bindings, Binding{
-			Exchange: w.Through, RoutingKey: w.queue, Header: header.Via,
+			Exchange: w.Through, RoutingKey: w.queue, Header: keys.Via,
 			Value: consumer.ViaHeader(w.queue, to), ToExchange: w.anchor(to),
 		})
 	}

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/millpond-go/millpond/internal/consumer"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
@@ -139,7 +140,7 @@ func (r routing) headers(route Route, via string) map[string]string {
 		}
 	}
 	if via != "" {
-		headers[header.Via] = consumer.ViaHeader(r.plan.Queue, via)
+		headers[keys.Via] = consumer.ViaHeader(r.plan.Queue, via)
 	}
 	return headers
 }

@@ -5,8 +5,8 @@ import (
 	"time"
 
 	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/wire"
-	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // delayedExchange checks an exchange of the delayed-message plugin.
@@ -68,7 +68,7 @@ func (v *validation) delayedStep(name string, e Exchange, r Route) {
 // routeHeaders checks the headers that a route writes to its messages.
 func (v *validation) routeHeaders(name string, r Route) {
 	for key := range r.Headers {
-		if wire.IsBrokers(key) || header.IsState(key) || slices.Contains(reservedHeaders, key) {
+		if wire.IsBrokers(key) || keys.IsState(key) || slices.Contains(reservedHeaders, key) {
 			v.find("%s: its header %s belongs to the broker or to this library: leave it out", name, key)
 		}
 	}
@@ -78,4 +78,4 @@ func (v *validation) routeHeaders(name string, r Route) {
 }
 
 // reservedHeaders are written to every copy.
-var reservedHeaders = []string{header.Publish}
+var reservedHeaders = []string{keys.Publish}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
 	"github.com/millpond-go/millpond/internal/excerpt"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
@@ -234,11 +235,11 @@ func (a app) details(c *cli.Command, l operate.Letter, rows [][]string) error {
 // countedFrom names the time that the expiration of a letter was counted from.
 func countedFrom(from string) string {
 	switch from {
-	case header.FromTimestamp:
+	case keys.FromTimestamp:
 		return ", its expiration counted from the timestamp of the producer"
-	case header.FromArrival:
+	case keys.FromArrival:
 		return ", its expiration counted from its first arrival"
-	case header.FromPublish:
+	case keys.FromPublish:
 		return ", its expiration counted from the publish of the delayed message"
 	}
 	return ""

@@ -21,6 +21,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -598,10 +599,10 @@ func TestShowSaysWhatADeadlineIsCountedFrom(t *testing.T) {
 	s := newService(t, "quorum")
 	end := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	for from, text := range map[string]string{
-		header.FromTimestamp: ", its expiration counted from the timestamp of the producer",
-		header.FromArrival:   ", its expiration counted from its first arrival",
-		header.FromPublish:   ", its expiration counted from the publish of the delayed message",
-		"":                   "\n",
+		keys.FromTimestamp: ", its expiration counted from the timestamp of the producer",
+		keys.FromArrival:   ", its expiration counted from its first arrival",
+		keys.FromPublish:   ", its expiration counted from the publish of the delayed message",
+		"":                 "\n",
 	} {
 		id := "from-" + from
 		s.publish(s.queue+".dlq", shop.Dead(s.queue, header.RetryState{

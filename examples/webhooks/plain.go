@@ -9,7 +9,6 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -126,7 +125,7 @@ func (p *plain) consumeAll(queue string, found func(amqp.Delivery)) error {
 	}
 	for range q.Messages {
 		d := <-deliveries
-		if note, _ := d.Headers[header.Line].(string); !strings.HasPrefix(note, "token") {
+		if note, _ := d.Headers["millpond-line"].(string); !strings.HasPrefix(note, "token") {
 			found(d)
 		}
 	}

@@ -13,10 +13,10 @@ import (
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/publisher"
 	"github.com/millpond-go/millpond/middleware"
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -123,7 +123,7 @@ func (b *bench) publishWith(ctx context.Context, callers int) ([]result, error) 
 		return nil, err
 	}
 	// The publisher that retries and dead letters go through.
-	client := publisher.New(l, publisher.Config{Timeout: patience, NonceHeader: header.Publish})
+	client := publisher.New(l, publisher.Config{Timeout: patience, NonceHeader: keys.Publish})
 	byHand, err := dialRaw(url, callers)
 	if err != nil {
 		return nil, err

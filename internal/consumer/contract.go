@@ -41,12 +41,12 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/observe"
 	"github.com/millpond-go/millpond/internal/publisher"
 	"github.com/millpond-go/millpond/internal/seam"
 	"github.com/millpond-go/millpond/middleware"
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology/wait"
 )
 
@@ -200,7 +200,7 @@ var (
 	errNacked      = errors.New("the router has nacked the message")
 	errUnreadable  = errors.New("its headers cannot be read: they are nested too deep, are too " +
 		"many or have a type that amqp091-go does not know; their bytes are in the header " +
-		header.Unreadable)
+		keys.Unreadable)
 	// errChangedKey is why a message came to another queue than its own.
 	errChangedKey = errors.New("the routing key was changed when the wait was over")
 )

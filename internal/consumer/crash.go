@@ -11,6 +11,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/clock"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology/wait"
@@ -73,7 +74,7 @@ const (
 // that has no mark of the guard costs one lookup. Without an interruption a mark counts only if
 // the message is back from a wait queue: a producer may write marks.
 func (s *Subscription) judge(c *Channel, raw *amqp.Delivery) verdict {
-	_, marked := raw.Headers[header.Interruptions]
+	_, marked := raw.Headers[keys.Interruptions]
 	switch {
 	case !marked && !raw.Redelivered || s.cfg.RequeueOnNack:
 		return innocent

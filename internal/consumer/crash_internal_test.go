@@ -9,6 +9,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
@@ -92,7 +93,7 @@ func TestAForgedMarkMakesNoSuspect(t *testing.T) {
 			s := &Subscription{cfg: Config{Queue: "orders", Waits: Waits{
 				Queues: []string{"orders.wait.1s", "orders.wait.5s"}, KeyKept: []string{"millpond.delayed"},
 			}}}
-			c.raw.Headers[header.Queue], c.raw.Headers[header.Interruptions] = "orders", "1"
+			c.raw.Headers[header.Queue], c.raw.Headers[keys.Interruptions] = "orders", "1"
 			require.Equal(t, c.want, s.judge(&Channel{Limits: Limits{Deliveries: 20}}, &c.raw))
 		})
 	}

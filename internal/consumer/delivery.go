@@ -14,6 +14,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/clock"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/publisher"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware"
@@ -175,7 +176,7 @@ func (s *Subscription) newDelivery(a Arrival) (d *delivery, end context.CancelFu
 	via := &s.cfg.Waits.Via
 	owner, known := raw.Headers[header.Queue].(string)
 	if known && (owner == d.Queue || via.passedBy(raw.Exchange)) {
-		d.raw.Priority = wire.Priority(&raw, header.Priority)
+		d.raw.Priority = wire.Priority(&raw, keys.Priority)
 	}
 	if known {
 		if before, changed := s.changedKey(&raw); changed {
@@ -205,7 +206,7 @@ func (s *Subscription) newDelivery(a Arrival) (d *delivery, end context.CancelFu
 func withoutLive(headers amqp.Table) amqp.Table {
 	live := 0
 	for key := range headers {
-		if header.IsLive(key) {
+		if keys.IsLive(key) {
 			live++
 		}
 	}
@@ -214,7 +215,7 @@ func withoutLive(headers amqp.Table) amqp.Table {
 	}
 	others := make(amqp.Table, len(headers)-live)
 	for key, value := range headers {
-		if !header.IsLive(key) {
+		if !keys.IsLive(key) {
 			others[key] = value
 		}
 	}
@@ -237,7 +238,7 @@ func Remaining(state *header.RetryState) time.Duration {
 
 // decode makes the message that the handler gets. It shares nothing with the delivery.
 func (d *delivery) decode() (msg *message.Message, err error) {
-	if _, unreadable := d.raw.Headers[header.Unreadable].([]byte); unreadable {
+	if _, unreadable := d.raw.Headers[keys.Unreadable].([]byte); unreadable {
 		return nil, errUnreadable
 	}
 	seen := d.raw
@@ -333,10 +334,10 @@ func (w TimestampWindow) deadline(
 		// The broker drops a message whose expiration is over before it delivers the message
 		// (F37). So an end before the arrival was not counted from the publishing.
 		if end = raw.Timestamp.Add(valid); end.After(arrived) {
-			return end, header.FromTimestamp
+			return end, keys.FromTimestamp
 		}
 	}
-	return arrived.Add(valid), header.FromArrival
+	return arrived.Add(valid), keys.FromArrival
 }
 
 // holds reports whether t lies in the window around the arrival.

@@ -12,6 +12,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/internal/wire/wiretest"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -161,9 +162,9 @@ func FuzzDelivery(f *testing.F) {
 				route.RoutingKey != "orders" {
 				t.Errorf("waits at %+v", route)
 			}
-			checkCopy(t, d, *msg, waitingRoom(131072, &route), header.IsLive)
+			checkCopy(t, d, *msg, waitingRoom(131072, &route), keys.IsLive)
 			noted := amqp.Delivery{Headers: msg.Headers, Priority: msg.Priority}
-			if got := wire.Priority(&noted, header.Priority); msg.Priority > NormalPriority ||
+			if got := wire.Priority(&noted, keys.Priority); msg.Priority > NormalPriority ||
 				got != d.raw.Priority {
 				t.Errorf("waits with priority %d, noted %d, of %d", msg.Priority, got, d.raw.Priority)
 			}
@@ -171,7 +172,7 @@ func FuzzDelivery(f *testing.F) {
 		dead := d.State
 		dead.Reason, dead.DeadAt, dead.Error = header.ReasonPermanent, time.Now(), key
 		letter, _ := d.dead("subscriber", dead)
-		checkCopy(t, d, *letter, room{bytes: 1 << 30, headers: 1 << 30}, header.IsState)
+		checkCopy(t, d, *letter, room{bytes: 1 << 30, headers: 1 << 30}, keys.IsState)
 		if after := wiretest.Dump(headers); after != before {
 			t.Errorf("the delivery was changed from %s to %s", before, after)
 		}
@@ -214,7 +215,7 @@ func checkCopy(t *testing.T, d *delivery, msg amqp.Publishing, r room, own func(
 			total += len(key) + len(text)
 		}
 	}
-	if most := header.MaxErrorBytes + header.MaxHistoryBytes + 2048; total > most {
+	if most := keys.MaxErrorBytes + keys.MaxHistoryBytes + 2048; total > most {
 		t.Errorf("the headers of the retry take %d bytes, at most %d are promised", total, most)
 	}
 }

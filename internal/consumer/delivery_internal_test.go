@@ -8,6 +8,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology/wait"
 )
@@ -113,7 +114,7 @@ func TestNoteOfAPriority(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			headers := amqp.Table{header.Priority: c.note}
+			headers := amqp.Table{keys.Priority: c.note}
 			if c.queue != "" {
 				headers[header.Queue] = c.queue
 			}
@@ -122,7 +123,7 @@ func TestNoteOfAPriority(t *testing.T) {
 				amqp.Delivery{Headers: headers, Exchange: c.exchange, Priority: property})
 			require.Equal(t, c.want, d.raw.Priority)
 			if c.queue != "orders" {
-				require.NotContains(t, d.raw.Headers, header.Priority)
+				require.NotContains(t, d.raw.Headers, keys.Priority)
 			}
 		})
 	}
@@ -143,7 +144,7 @@ func TestPriorityOfAMessageThatWaits(t *testing.T) {
 			state := d.State
 			_, msg, err := d.waiting(time.Now(), time.Second, &state)
 			require.NoError(t, err)
-			lowered := msg.Headers[header.Priority] != nil
+			lowered := msg.Headers[keys.Priority] != nil
 			require.Equal(t, sorts && above, lowered, "priority %d", priority)
 			if lowered {
 				require.EqualValues(t, 4, msg.Priority)
@@ -194,7 +195,7 @@ func TestHeadersOfOlderLevelsEndWithTheirWait(t *testing.T) {
 		d := fuzzedDelivery(t, testWaits(Via{
 			Exchanges: []string{"events"}, Through: []string{"millpond.via"},
 		}), amqp.Delivery{Exchange: "millpond.level.1.via", RoutingKey: "a.b", Headers: amqp.Table{
-			header.Queue: owner, header.Failures: "2", header.Via: ViaHeader(owner, "events"),
+			header.Queue: owner, keys.Failures: "2", keys.Via: ViaHeader(owner, "events"),
 			"millpond-level-2": "first", "millpond-level-0": "next", "tenant": "a",
 		}})
 		state := d.State
@@ -202,7 +203,7 @@ func TestHeadersOfOlderLevelsEndWithTheirWait(t *testing.T) {
 		_, waits, err := d.waiting(time.Now(), time.Second, &state)
 		require.NoError(t, err)
 		if owner == "orders" {
-			require.Equal(t, "through events orders", waits.Headers[header.Via])
+			require.Equal(t, "through events orders", waits.Headers[keys.Via])
 		}
 		dead, _ := d.dead("subscriber", d.State)
 		for _, msg := range []*amqp.Publishing{waits, dead} {

@@ -14,6 +14,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/clock"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/publisher"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware"
@@ -148,15 +149,15 @@ func (d *delivery) waiting(
 			}
 			told.EachHeader(d.Queue, func(key, value string) { headers[key] = value })
 			if !waits.straightBack() {
-				headers[header.OriginRoutingKey] = state.OriginRoutingKey
+				headers[keys.OriginRoutingKey] = state.OriginRoutingKey
 			}
 			d.step.Copy(headers)
 			if via != "" {
-				headers[header.Via] = via
+				headers[keys.Via] = via
 			}
 			maps.Copy(headers, route.Headers)
 			if lowered {
-				headers[header.Priority] = strconv.Itoa(int(d.raw.Priority))
+				headers[keys.Priority] = strconv.Itoa(int(d.raw.Priority))
 			}
 		})
 	if lowered {
@@ -244,7 +245,7 @@ func (d *delivery) dead(
 // any of them is better than no dead letter.
 func (d *delivery) bare(reason header.Reason) (msg *amqp.Publishing, alone bool) {
 	room := deadRoom(d.sub.cfg.Frame)
-	drop := d.sub.cfg.Waits.leavesOut(header.IsState)
+	drop := d.sub.cfg.Waits.leavesOut(keys.IsState)
 	bare := wire.Publishing(&d.raw, drop, map[string]string{header.DeadReason: string(reason)})
 	msg = &bare
 	if room.check(msg) == nil {

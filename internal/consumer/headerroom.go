@@ -7,6 +7,7 @@ import (
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology/wait"
@@ -95,10 +96,10 @@ type kind struct {
 }
 
 var (
-	live = &kind{own: header.IsLive, first: []string{header.History, header.Error}}
+	live = &kind{own: keys.IsLive, first: []string{keys.History, keys.Error}}
 	dead = &kind{
-		own:   header.IsState,
-		first: []string{header.DeadHistory, wmiddleware.ReasonForPoisonedKey, header.DeadError},
+		own:   keys.IsState,
+		first: []string{keys.DeadHistory, wmiddleware.ReasonForPoisonedKey, header.DeadError},
 		rest: []string{
 			wmiddleware.PoisonedTopicKey, wmiddleware.PoisonedHandlerKey,
 			wmiddleware.PoisonedSubscriberKey,
@@ -108,9 +109,9 @@ var (
 
 // essential are the headers of a retry that are never left out.
 var essential = map[string]bool{
-	header.Queue: true, header.Failures: true, header.Inner: true, header.Via: true,
-	header.NotBefore: true, header.Delay: true, header.Snoozed: true, header.Priority: true,
-	header.Line: true, header.Key: true, header.DeadKey: true, header.DeadLine: true,
+	header.Queue: true, keys.Failures: true, keys.Inner: true, keys.Via: true,
+	keys.NotBefore: true, keys.Delay: true, keys.Snoozed: true, keys.Priority: true,
+	keys.Line: true, keys.Key: true, keys.DeadKey: true, keys.DeadLine: true,
 	header.DeadQueue: true, header.DeadReason: true, header.DeadFailures: true,
 }
 

@@ -6,6 +6,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -111,13 +112,13 @@ func (d *delivery) countRejects() {
 	if held == nil || RejectCount(&d.raw) == 0 || d.remaining() > 0 {
 		return
 	}
-	count := int(min(RejectCount(&d.raw), header.MaxFailures))
+	count := int(min(RejectCount(&d.raw), keys.MaxFailures))
 	waited := time.Duration(0)
 	for n := range min(count, mostRejects) {
 		waited += held(n + 1)
 	}
 	s := &d.State
-	s.Failures = min(s.Failures+count, header.MaxFailures)
+	s.Failures = min(s.Failures+count, keys.MaxFailures)
 	s.Delay, s.Snoozed = held(count), 0
 	s.Error, s.Class = "", "" // of the last attempt before these
 	s.NotBefore, s.WaitingSince = time.Time{}, time.Time{}

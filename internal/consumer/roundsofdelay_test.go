@@ -7,6 +7,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology/wait"
 )
@@ -36,7 +37,7 @@ func TestEachRoundIsAskedForWithTheWholeDelay(t *testing.T) {
 			_, msg, err := d.waiting(now, 13*time.Second, &state)
 			require.NoError(t, err)
 			require.Equal(t, now.Add(13*time.Second), state.NotBefore)
-			require.Contains(t, msg.Headers, header.NotBefore)
+			require.Contains(t, msg.Headers, keys.NotBefore)
 
 			for _, left := range []time.Duration{8 * time.Second, time.Millisecond, -time.Second} {
 				state.NotBefore = time.Now().Add(left)
@@ -53,7 +54,7 @@ func TestEachRoundIsAskedForWithTheWholeDelay(t *testing.T) {
 				_, msg, err = d.waiting(time.Now(), left, &again)
 				require.NoError(t, err)
 				if left < 5*time.Second {
-					require.NotContains(t, msg.Headers, header.NotBefore, "the last round")
+					require.NotContains(t, msg.Headers, keys.NotBefore, "the last round")
 				}
 			}
 			require.Len(t, asked, 3)

@@ -11,6 +11,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/clock"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -55,7 +56,7 @@ func (v *Via) brought(exchange string, headers amqp.Table) (by, before string) {
 	if !v.passedBy(exchange) {
 		return "", ""
 	}
-	text, _ := headers[header.Via].(string)
+	text, _ := headers[keys.Via].(string)
 	before, rest, _ := strings.Cut(text, " ")
 	if before == "" {
 		return "", ""
@@ -216,7 +217,7 @@ func (d *delivery) misdirected(state *header.RetryState, err error) {
 		d.LogFields())
 	state.Reason, state.DeadAt = header.ReasonMisdirected, clock.Now()
 	state.Error = errors.Join(errChangedKey, err).Error()
-	d.raw.Priority = wire.Priority(&d.raw, header.Priority)
+	d.raw.Priority = wire.Priority(&d.raw, keys.Priority)
 }
 
 // deadLetterAstray dead-letters a delivery of another queue that could not be sent on for as

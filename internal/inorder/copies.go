@@ -8,8 +8,8 @@ import (
 
 	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/consumer"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/order"
-	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // This file has what a step says of the copies of its message.
@@ -56,9 +56,9 @@ func (t *step) Dying(ctx, gone context.Context) error {
 // Dead implements consumer.Step.
 func (t *step) Dead(headers amqp.Table) {
 	if t.Key != "" {
-		headers[header.DeadKey] = t.Key
+		headers[keys.DeadKey] = t.Key
 	}
-	headers[header.DeadLine] = t.note(order.Block).String()
+	headers[keys.DeadLine] = t.note(order.Block).String()
 }
 
 // isMarked reports whether the mark of the message is in the line although the message is, too.
@@ -75,9 +75,9 @@ func (l *lane) unmark(t *step, end consumer.Outcome) []consumer.Arrival {
 
 // write adds the headers of a copy in the line, or of a mark.
 func (t *step) write(kind order.Kind, headers amqp.Table) {
-	headers[header.Line] = t.note(kind).String()
+	headers[keys.Line] = t.note(kind).String()
 	if t.Key != "" {
-		headers[header.Key] = t.Key
+		headers[keys.Key] = t.Key
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/internal/consumer"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/order"
 	"github.com/millpond-go/millpond/middleware/header"
 )
@@ -25,10 +26,10 @@ func TestAForgedTimeInTheLine(t *testing.T) {
 	t.Parallel()
 	l := &lane{cfg: &consumer.Config{Queue: "orders"}}
 	far := time.Now().AddDate(10, 0, 0).UTC().Format(time.RFC3339Nano)
-	headers := amqp.Table{header.Queue: "orders", header.NotBefore: far, header.Delay: "90s"}
+	headers := amqp.Table{header.Queue: "orders", keys.NotBefore: far, keys.Delay: "90s"}
 	require.WithinDuration(t, time.Now().Add(90*time.Second), l.due(&amqp.Delivery{Headers: headers}),
 		10*time.Second)
-	delete(headers, header.Delay)
+	delete(headers, keys.Delay)
 	require.Zero(t, l.due(&amqp.Delivery{Headers: headers}))
 }
 
@@ -131,7 +132,7 @@ func TestNotesOfOtherUsers(t *testing.T) {
 			t.Parallel()
 			deliver := func(l *lane, note string) bool {
 				return l.fromLine(amqp.Delivery{
-					DeliveryTag: 3, UserId: c.user, Headers: amqp.Table{header.Line: note, header.Key: "a"},
+					DeliveryTag: 3, UserId: c.user, Headers: amqp.Table{keys.Line: note, keys.Key: "a"},
 				})
 			}
 			l, acked := leading(t, c.users...)

@@ -11,9 +11,9 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/order"
-	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // This file has the lead of a queue that is handled in order: tokens, the lease, and the processes
@@ -38,7 +38,7 @@ func (l *lane) publishToken(epoch uint64) (name string, err error) {
 	}
 	msg := amqp.Publishing{
 		DeliveryMode: amqp.Persistent, Timestamp: time.Now(),
-		Headers: amqp.Table{header.Line: note.String()},
+		Headers: amqp.Table{keys.Line: note.String()},
 	}
 	if len(l.q.ControlUsers) > 0 {
 		msg.UserId = l.lines.Conn().User()

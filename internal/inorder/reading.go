@@ -12,9 +12,9 @@ import (
 
 	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/consumer"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/order"
 	"github.com/millpond-go/millpond/internal/wire"
-	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // This file takes the deliveries of the line and of the main queue.
@@ -23,7 +23,7 @@ import (
 func (l *lane) fromLine(raw amqp.Delivery) bool {
 	l.lines.Arrived(&raw)
 	a := consumer.Arrival{Raw: raw, At: time.Now(), On: l.lines}
-	text, _ := raw.Headers[header.Line].(string)
+	text, _ := raw.Headers[keys.Line].(string)
 	note := order.ParseNote(text)
 	if l.gate == "" && len(l.tokens) == 0 && !l.shut(0) {
 		return false
@@ -55,8 +55,8 @@ func (l *lane) whenKnown(f func()) {
 
 // waits takes a message that waits in the line. A message whose number cannot be read goes first.
 func (l *lane) waits(a consumer.Arrival, note order.Note, due time.Time) {
-	_, blamed := a.Raw.Headers[header.Interruptions]
-	key, _ := a.Raw.Headers[header.Key].(string)
+	_, blamed := a.Raw.Headers[keys.Interruptions]
+	key, _ := a.Raw.Headers[keys.Key].(string)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.line.Returned(order.Waiting[consumer.Arrival]{
@@ -69,7 +69,7 @@ func (l *lane) waits(a consumer.Arrival, note order.Note, due time.Time) {
 // due returns when a message of the line may be handled; zero for at once. A forged time, and the
 // time of a host whose clock was ahead, is bounded as in other queues.
 func (l *lane) due(raw *amqp.Delivery) (at time.Time) {
-	if _, waits := raw.Headers[header.NotBefore]; !waits {
+	if _, waits := raw.Headers[keys.NotBefore]; !waits {
 		return at
 	}
 	state := consumer.State(l.cfg.Queue, raw)
@@ -221,7 +221,7 @@ func (l *lane) heldTooLong() bool {
 
 // unblock takes the mark of a dead letter away.
 func (l *lane) unblock(a consumer.Arrival, note order.Note) {
-	key, _ := a.Raw.Headers[header.Key].(string)
+	key, _ := a.Raw.Headers[keys.Key].(string)
 	var items []consumer.Arrival
 	if l.believes(&a.Raw) {
 		l.mu.Lock()
@@ -259,7 +259,7 @@ func (l *lane) answer(question *amqp.Delivery) {
 		state.Keys = append(state.Keys, key)
 	}
 	l.mu.Unlock()
-	name, _ := question.Headers[header.Key].(string)
+	name, _ := question.Headers[keys.Key].(string)
 	state.Sort(name)
 	l.s.Go(func() {
 		body, err := json.Marshal(state)

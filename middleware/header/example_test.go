@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
@@ -43,7 +44,7 @@ func ExampleParse() {
 	fmt.Println(state.Failures, state.Error)
 	fmt.Println(header.Parse("mail", get).Failures)
 	for _, key := range []string{"millpond-failures", "millpond-dead-failures", "tenant"} {
-		fmt.Println(key, header.IsLive(key), header.IsState(key))
+		fmt.Println(key, keys.IsLive(key), keys.IsState(key))
 	}
 	// Output:
 	// 2 no stock
@@ -56,15 +57,15 @@ func ExampleParse() {
 // The headers of a message that waits or comes back: docs/wire.md says what each one means.
 func Example_live() {
 	for _, key := range []string{
-		header.Queue, header.Failures, header.FirstSeen, header.FirstFailure, header.Delay,
-		header.Snoozed, header.NotBefore, header.Error, header.ErrorClass, header.History,
-		header.OriginExchange, header.OriginRoutingKey, header.Deadline, header.DeadlineFrom,
-		header.Inner, header.Via, header.Interruptions, header.WaitingSince, header.Traceparent,
-		header.Priority, header.Publish, header.Level + "0", header.Key, header.Line,
+		header.Queue, keys.Failures, keys.FirstSeen, keys.FirstFailure, keys.Delay,
+		keys.Snoozed, keys.NotBefore, keys.Error, keys.ErrorClass, keys.History,
+		keys.OriginExchange, keys.OriginRoutingKey, keys.Deadline, keys.DeadlineFrom,
+		keys.Inner, keys.Via, keys.Interruptions, keys.WaitingSince, keys.Traceparent,
+		keys.Priority, keys.Publish, keys.Level + "0", keys.Key, keys.Line,
 	} {
 		fmt.Println(key)
 	}
-	fmt.Println(header.FromTimestamp, header.FromArrival, header.FromPublish)
+	fmt.Println(keys.FromTimestamp, keys.FromArrival, keys.FromPublish)
 	// Output:
 	// millpond-queue
 	// millpond-failures
@@ -97,9 +98,9 @@ func Example_live() {
 func Example_dead() {
 	for _, key := range []string{
 		header.DeadReason, header.DeadAt, header.DeadQueue, header.DeadHandler, header.DeadFailures,
-		header.DeadError, header.DeadClass, header.DeadHistory, header.DeadDeadline,
-		header.DeadDeadlineFrom, header.DeadKey, header.DeadLine, header.Unreadable, header.Replays,
-		header.Replay, header.EditedAt, header.EditedBy,
+		header.DeadError, header.DeadClass, keys.DeadHistory, keys.DeadDeadline,
+		keys.DeadDeadlineFrom, keys.DeadKey, keys.DeadLine, keys.Unreadable, header.Replays,
+		keys.Replay, header.EditedAt, header.EditedBy,
 	} {
 		fmt.Println(key)
 	}
@@ -150,10 +151,10 @@ func ExampleRetryState_DeadHeaders() {
 	}
 	headers := state.DeadHeaders("orders")
 	fmt.Println(headers[header.DeadReason], headers[header.DeadFailures])
-	fmt.Println(headers[header.DeadHistory])
-	fmt.Println("longest error and history:", header.MaxErrorBytes, header.MaxHistoryBytes)
-	fmt.Println("longest error in the history:", header.MaxEntryErrorBytes)
-	fmt.Println("highest count:", header.MaxFailures)
+	fmt.Println(headers[keys.DeadHistory])
+	fmt.Println("longest error and history:", keys.MaxErrorBytes, keys.MaxHistoryBytes)
+	fmt.Println("longest error in the history:", keys.MaxEntryErrorBytes)
+	fmt.Println("highest count:", keys.MaxFailures)
 	// Output:
 	// exhausted 1
 	// [{"attempt":1,"at":"2026-03-01T12:00:00Z","error":"no stock"}]

@@ -8,6 +8,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/millpond-go/millpond/internal/excerpt"
+	"github.com/millpond-go/millpond/internal/keys"
 )
 
 // appendHistory appends the newest entries that fit MaxHistoryBytes to b, as JSON, and returns
@@ -34,7 +35,7 @@ func appendEntries(b []byte, entries []AttemptError) (_ []byte, whole bool) {
 	if len(entries) > 0 {
 		b = append(b, ']')
 	}
-	return b, len(b)-begin < MaxHistoryBytes
+	return b, len(b)-begin < keys.MaxHistoryBytes
 }
 
 // newest returns the newest entries that fit.
@@ -44,7 +45,7 @@ func newest(entries []AttemptError) []AttemptError {
 	for ; first > 0; first-- {
 		var ok bool
 		one, ok = appendEntry(one[:0], &entries[first-1])
-		if size += len(one) + len(","); !ok || size > MaxHistoryBytes {
+		if size += len(one) + len(","); !ok || size > keys.MaxHistoryBytes {
 			break
 		}
 	}
@@ -61,9 +62,9 @@ func appendEntry(b []byte, e *AttemptError) (_ []byte, ok bool) {
 	b = strconv.AppendInt(b, int64(e.Attempt), 10)
 	b = append(b, `,"at":"`...)
 	b = append(at.AppendFormat(b, time.RFC3339Nano), '"')
-	b = appendField(b, `,"handler":`, excerpt.Of(e.Handler, MaxEntryErrorBytes))
+	b = appendField(b, `,"handler":`, excerpt.Of(e.Handler, keys.MaxEntryErrorBytes))
 	b = appendField(b, `,"class":`, string(e.Class))
-	b = appendField(b, `,"error":`, excerpt.Of(e.Error, MaxEntryErrorBytes))
+	b = appendField(b, `,"error":`, excerpt.Of(e.Error, keys.MaxEntryErrorBytes))
 	b = appendField(b, `,"delay":`, e.Delay)
 	b = appendField(b, `,"reason":`, string(e.Reason))
 	return append(b, '}'), true
@@ -87,7 +88,7 @@ func appendField(b []byte, name, value string) []byte {
 
 // decodeHistory reads the text of appendHistory, and any other text as no history.
 func decodeHistory(text string) []AttemptError {
-	if text == "" || len(text) > MaxHistoryBytes {
+	if text == "" || len(text) > keys.MaxHistoryBytes {
 		return nil
 	}
 	if entries, ok := scanHistory(text); ok {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/millpond-go/millpond/internal/excerpt"
+	"github.com/millpond-go/millpond/internal/keys"
 )
 
 const (
@@ -217,10 +218,10 @@ func FuzzHistoryIsTheSameAsWithEncodingJSON(f *testing.F) {
 			{Attempt: 1},
 		}
 		got, written := appendHistory(nil, entries)
-		entries[0].Handler = excerpt.Of(handler, MaxEntryErrorBytes)
-		entries[0].Error = excerpt.Of(text, MaxEntryErrorBytes)
+		entries[0].Handler = excerpt.Of(handler, keys.MaxEntryErrorBytes)
+		entries[0].Error = excerpt.Of(text, keys.MaxEntryErrorBytes)
 		all, err := json.Marshal(entries)
-		whole := err == nil && len(all) < MaxHistoryBytes
+		whole := err == nil && len(all) < keys.MaxHistoryBytes
 		if whole != (len(written) == 2) || whole && string(got) != string(all) {
 			t.Errorf("wrote %d of 2 entries:\n%s, want\n%s (%v)", len(written), got, all, err)
 		}

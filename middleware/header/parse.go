@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/millpond-go/millpond/internal/excerpt"
+	"github.com/millpond-go/millpond/internal/keys"
 )
 
 const (
@@ -30,42 +31,42 @@ func (n RetryState) Headers(queue string) map[string]string {
 func (n *RetryState) EachHeader(queue string, put func(key, value string)) {
 	put(Queue, queue)
 	if n.OriginExchange != "" {
-		put(OriginExchange, n.OriginExchange)
+		put(keys.OriginExchange, n.OriginExchange)
 	}
 	if n.OriginExchange != "" || n.OriginRoutingKey != queue {
-		put(OriginRoutingKey, n.OriginRoutingKey)
+		put(keys.OriginRoutingKey, n.OriginRoutingKey)
 	}
 	if n.Inner {
-		put(Inner, "true")
+		put(keys.Inner, "true")
 	}
 	if n.DeadlineFrom != "" {
-		put(DeadlineFrom, n.DeadlineFrom)
+		put(keys.DeadlineFrom, n.DeadlineFrom)
 	}
 	if span := traceparent(n.Traceparent); span != "" {
-		put(Traceparent, span)
+		put(keys.Traceparent, span)
 	}
 	var room [512]byte
 	text, history := appendHistory(room[:0], n.History)
 	w := writer{text: text}
 	if len(text) > 0 {
-		w.end(History)
+		w.end(keys.History)
 	}
 	implied := impliedBy(history, n.Failures, n.Snoozed)
-	if text := excerpt.Of(n.Error, MaxErrorBytes); text != implied.Error {
-		put(Error, text)
+	if text := excerpt.Of(n.Error, keys.MaxErrorBytes); text != implied.Error {
+		put(keys.Error, text)
 	}
 	if n.Class != implied.Class {
-		put(ErrorClass, string(n.Class))
+		put(keys.ErrorClass, string(n.Class))
 	}
-	w.count(Failures, n.Failures)
-	w.count(Interruptions, n.Interruptions)
-	w.time(FirstFailure, n.FirstFailure, implied.FirstFailure)
-	w.time(FirstSeen, n.FirstSeen, n.FirstFailure)
-	w.time(WaitingSince, n.WaitingSince, implied.WaitingSince)
-	w.time(NotBefore, n.NotBefore, time.Time{})
-	w.time(Deadline, n.Deadline, time.Time{})
-	w.delay(Delay, n.Delay)
-	w.delay(Snoozed, n.Snoozed)
+	w.count(keys.Failures, n.Failures)
+	w.count(keys.Interruptions, n.Interruptions)
+	w.time(keys.FirstFailure, n.FirstFailure, implied.FirstFailure)
+	w.time(keys.FirstSeen, n.FirstSeen, n.FirstFailure)
+	w.time(keys.WaitingSince, n.WaitingSince, implied.WaitingSince)
+	w.time(keys.NotBefore, n.NotBefore, time.Time{})
+	w.time(keys.Deadline, n.Deadline, time.Time{})
+	w.delay(keys.Delay, n.Delay)
+	w.delay(keys.Snoozed, n.Snoozed)
 	w.flush(put)
 }
 
@@ -76,7 +77,7 @@ func impliedBy(history []AttemptError, failures int, snoozed time.Duration) (n R
 	if failures <= 0 || last < 0 || history[last].Attempt != failures {
 		return n
 	}
-	n.Error = excerpt.Of(history[last].Error, MaxEntryErrorBytes)
+	n.Error = excerpt.Of(history[last].Error, keys.MaxEntryErrorBytes)
 	n.Class = parseClass(string(history[last].Class))
 	if snoozed == 0 {
 		n.WaitingSince = history[last].At
@@ -139,21 +140,21 @@ func (w *writer) flush(put func(key, value string)) {
 // headers. The origin keeps its keys, so that it survives a move.
 func (n RetryState) DeadHeaders(queue string) map[string]string {
 	h := map[string]string{
-		DeadQueue:        queue,
-		DeadReason:       string(n.Reason),
-		DeadFailures:     strconv.Itoa(n.Failures),
-		OriginExchange:   n.OriginExchange,
-		OriginRoutingKey: n.OriginRoutingKey,
+		DeadQueue:             queue,
+		DeadReason:            string(n.Reason),
+		DeadFailures:          strconv.Itoa(n.Failures),
+		keys.OriginExchange:   n.OriginExchange,
+		keys.OriginRoutingKey: n.OriginRoutingKey,
 	}
 	putTime(h, DeadAt, n.DeadAt)
 	putString(h, DeadHandler, n.Handler)
-	putString(h, DeadError, excerpt.Of(n.Error, MaxErrorBytes))
+	putString(h, DeadError, excerpt.Of(n.Error, keys.MaxErrorBytes))
 	putString(h, DeadClass, string(n.Class))
 	history, _ := appendHistory(nil, n.History)
-	putString(h, DeadHistory, string(history))
+	putString(h, keys.DeadHistory, string(history))
 	if n.Reason == ReasonDeadline {
-		putTime(h, DeadDeadline, n.Deadline)
-		putString(h, DeadDeadlineFrom, n.DeadlineFrom)
+		putTime(h, keys.DeadDeadline, n.Deadline)
+		putString(h, keys.DeadDeadlineFrom, n.DeadlineFrom)
 	}
 	return h
 }
@@ -168,41 +169,41 @@ func Parse(queue string, get func(key string) (string, bool)) RetryState {
 	var n RetryState
 	text := func(key string) string { v, _ := get(key); return v }
 	if owner, live := get(Queue); !live || owner != queue {
-		n.History = decodeHistory(text(DeadHistory))
+		n.History = decodeHistory(text(keys.DeadHistory))
 		if owner, dead := get(DeadQueue); dead && owner == queue {
 			n.readOrigin(text)
 		}
 		return n
 	}
 	n.readOrigin(text)
-	if _, known := get(OriginRoutingKey); !known && n.OriginExchange == "" {
+	if _, known := get(keys.OriginRoutingKey); !known && n.OriginExchange == "" {
 		n.OriginRoutingKey = queue
 	}
-	n.Failures = parseCount(text(Failures))
-	n.Interruptions = parseCount(text(Interruptions))
-	n.NotBefore = parseTime(text(NotBefore))
-	n.Deadline = parseTime(text(Deadline))
-	n.DeadlineFrom = deadlineFrom(text(DeadlineFrom))
-	n.Traceparent = traceparent(text(Traceparent))
-	n.Delay = parseDelay(text(Delay))
-	n.Snoozed = parseDelay(text(Snoozed))
-	n.Inner = text(Inner) == "true"
-	n.History = decodeHistory(text(History))
+	n.Failures = parseCount(text(keys.Failures))
+	n.Interruptions = parseCount(text(keys.Interruptions))
+	n.NotBefore = parseTime(text(keys.NotBefore))
+	n.Deadline = parseTime(text(keys.Deadline))
+	n.DeadlineFrom = deadlineFrom(text(keys.DeadlineFrom))
+	n.Traceparent = traceparent(text(keys.Traceparent))
+	n.Delay = parseDelay(text(keys.Delay))
+	n.Snoozed = parseDelay(text(keys.Snoozed))
+	n.Inner = text(keys.Inner) == "true"
+	n.History = decodeHistory(text(keys.History))
 	implied := impliedBy(n.History, n.Failures, n.Snoozed)
-	n.FirstFailure = parseTimeOr(get, FirstFailure, implied.FirstFailure)
-	n.FirstSeen = parseTimeOr(get, FirstSeen, n.FirstFailure)
-	n.WaitingSince = parseTimeOr(get, WaitingSince, implied.WaitingSince)
+	n.FirstFailure = parseTimeOr(get, keys.FirstFailure, implied.FirstFailure)
+	n.FirstSeen = parseTimeOr(get, keys.FirstSeen, n.FirstFailure)
+	n.WaitingSince = parseTimeOr(get, keys.WaitingSince, implied.WaitingSince)
 	n.Error, n.Class = implied.Error, implied.Class
-	if text, ok := get(Error); ok {
+	if text, ok := get(keys.Error); ok {
 		n.Error = text
 	}
-	if text, ok := get(ErrorClass); ok {
+	if text, ok := get(keys.ErrorClass); ok {
 		n.Class = parseClass(text)
 	}
 	// The headers of a dead letter stay on a message that was moved back. Its live
 	// history begins with their history.
 	if len(n.History) == 0 {
-		n.History = decodeHistory(text(DeadHistory))
+		n.History = decodeHistory(text(keys.DeadHistory))
 	}
 	return n
 }
@@ -210,7 +211,7 @@ func Parse(queue string, get func(key string) (string, bool)) RetryState {
 // readOrigin reads the exchange and the routing key with which the message first
 // came. A name that is too long is forged, and counts as absent.
 func (n *RetryState) readOrigin(text func(key string) string) {
-	exchange, routingKey := text(OriginExchange), text(OriginRoutingKey)
+	exchange, routingKey := text(keys.OriginExchange), text(keys.OriginRoutingKey)
 	if len(exchange) <= maxName && len(routingKey) <= maxName {
 		n.OriginExchange, n.OriginRoutingKey = exchange, routingKey
 	}
@@ -231,11 +232,11 @@ func ParseDead(get func(key string) (string, bool)) (queue string, n RetryState)
 		Failures:         parseCount(text(DeadFailures)),
 		Error:            text(DeadError),
 		Class:            parseClass(text(DeadClass)),
-		History:          decodeHistory(text(DeadHistory)),
-		Deadline:         parseTime(text(DeadDeadline)),
-		DeadlineFrom:     deadlineFrom(text(DeadDeadlineFrom)),
-		OriginExchange:   text(OriginExchange),
-		OriginRoutingKey: text(OriginRoutingKey),
+		History:          decodeHistory(text(keys.DeadHistory)),
+		Deadline:         parseTime(text(keys.DeadDeadline)),
+		DeadlineFrom:     deadlineFrom(text(keys.DeadDeadlineFrom)),
+		OriginExchange:   text(keys.OriginExchange),
+		OriginRoutingKey: text(keys.OriginRoutingKey),
 	}
 }
 
@@ -299,7 +300,7 @@ func parseCount(s string) int {
 	if err != nil && !errors.Is(err, strconv.ErrRange) {
 		return 0
 	}
-	return int(min(max(n, 0), MaxFailures))
+	return int(min(max(n, 0), keys.MaxFailures))
 }
 
 func parseClass(s string) Class {
@@ -312,7 +313,7 @@ func parseClass(s string) Class {
 // deadlineFrom returns s if it is a value of DeadlineFrom.
 func deadlineFrom(s string) string {
 	switch s {
-	case FromTimestamp, FromArrival, FromPublish:
+	case keys.FromTimestamp, keys.FromArrival, keys.FromPublish:
 		return s
 	}
 	return ""

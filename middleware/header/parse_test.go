@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"github.com/millpond-go/millpond/internal/keys"
 )
 
 var noon = time.Date(2026, 3, 1, 12, 0, 0, 123456789, time.UTC)
@@ -28,7 +30,7 @@ func someState() RetryState {
 	return RetryState{
 		Failures: 2, Interruptions: 2, Inner: true, Delay: 90 * time.Second, Snoozed: time.Hour,
 		FirstSeen: noon, FirstFailure: noon.Add(time.Nanosecond), NotBefore: noon.Add(time.Minute),
-		WaitingSince: noon.Add(time.Second), Deadline: noon.Add(time.Hour), DeadlineFrom: FromArrival,
+		WaitingSince: noon.Add(time.Second), Deadline: noon.Add(time.Hour), DeadlineFrom: keys.FromArrival,
 		Error: "boom: ümläut", Class: ClassRetryable,
 		OriginExchange: "shop", OriginRoutingKey: "order.created",
 		Traceparent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
@@ -145,7 +147,7 @@ func TestRecordedHeadersAreWrittenAndRead(t *testing.T) {
 	wantDead := RetryState{
 		Failures: 2, Error: "boom: ümläut", Class: ClassRetryable, History: dead.History,
 		Reason: ReasonDeadline, Handler: "billing", DeadAt: noon,
-		Deadline: noon.Add(time.Hour), DeadlineFrom: FromArrival,
+		Deadline: noon.Add(time.Hour), DeadlineFrom: keys.FromArrival,
 		OriginExchange: "shop", OriginRoutingKey: "order.created",
 	}
 	queue, got := ParseDead(from(recordedDead()))
@@ -174,39 +176,39 @@ func TestHeadersOfAnOlderVersionAreRead(t *testing.T) {
 func TestKeysOnTheWire(t *testing.T) {
 	t.Parallel()
 	live := slices.Collect(maps.Keys(recorded()))
-	live = append(live, Via, Priority, Publish, Key, Line)
-	if !IsLive("millpond-level-12") || !IsState("millpond-level-12") {
+	live = append(live, keys.Via, keys.Priority, keys.Publish, keys.Key, keys.Line)
+	if !keys.IsLive("millpond-level-12") || !keys.IsState("millpond-level-12") {
 		t.Error("a header of an earlier version's level is not known as a live header")
 	}
 	for key, want := range map[string]string{
-		Via: "millpond-return", Priority: "millpond-priority", Publish: "millpond-publish",
-		Key: "millpond-key", Line: "millpond-line",
-		DeadKey: "millpond-dead-key", DeadLine: "millpond-dead-line",
-		Unreadable: "millpond-unreadable", Replays: "millpond-replays",
-		FromTimestamp: "timestamp", FromArrival: "arrival", FromPublish: "publish",
+		keys.Via: "millpond-return", keys.Priority: "millpond-priority", keys.Publish: "millpond-publish",
+		keys.Key: "millpond-key", keys.Line: "millpond-line",
+		keys.DeadKey: "millpond-dead-key", keys.DeadLine: "millpond-dead-line",
+		keys.Unreadable: "millpond-unreadable", Replays: "millpond-replays",
+		keys.FromTimestamp: "timestamp", keys.FromArrival: "arrival", keys.FromPublish: "publish",
 	} {
 		if key != want {
 			t.Errorf("%q is on the wire now, it was %q", key, want)
 		}
 	}
 	for _, key := range live {
-		if !IsLive(key) || !IsState(key) {
+		if !keys.IsLive(key) || !keys.IsState(key) {
 			t.Errorf("%s is not known as a live header", key)
 		}
 		if strings.HasPrefix(key, "x-") {
 			t.Errorf("%s begins with x-", key)
 		}
 	}
-	if len(live) != len(liveKeys) {
-		t.Errorf("%d live headers, want %d: record the new one", len(liveKeys), len(live))
+	if len(live) != len(keys.Live) {
+		t.Errorf("%d live headers, want %d: record the new one", len(keys.Live), len(live))
 	}
-	for _, key := range append(slices.Collect(maps.Keys(recordedDead())), DeadKey, DeadLine) {
-		origin := key == OriginExchange || key == OriginRoutingKey
-		if IsLive(key) != origin || !IsState(key) {
+	for _, key := range append(slices.Collect(maps.Keys(recordedDead())), keys.DeadKey, keys.DeadLine) {
+		origin := key == keys.OriginExchange || key == keys.OriginRoutingKey
+		if keys.IsLive(key) != origin || !keys.IsState(key) {
 			t.Errorf("%s is not known as a header of a dead letter", key)
 		}
 	}
-	if IsState(Replays) || IsState("tenant") {
+	if keys.IsState(Replays) || keys.IsState("tenant") {
 		t.Error("a header is taken for retry state")
 	}
 }
@@ -214,7 +216,7 @@ func TestKeysOnTheWire(t *testing.T) {
 func TestTimesAreWrittenInUTC(t *testing.T) {
 	t.Parallel()
 	state := RetryState{FirstFailure: noon.In(time.FixedZone("", 7*3600))}
-	if got := state.Headers("orders")[FirstFailure]; got != "2026-03-01T12:00:00.123456789Z" {
+	if got := state.Headers("orders")[keys.FirstFailure]; got != "2026-03-01T12:00:00.123456789Z" {
 		t.Errorf("got %q", got)
 	}
 }
@@ -266,48 +268,48 @@ func TestHistoryOfAnEarlierRoundWasCountedTwice(t *testing.T) {
 
 func TestForgedNotesAreSurvived(t *testing.T) {
 	t.Parallel()
-	tooLong := "[" + strings.Repeat(" ", MaxHistoryBytes) + "]"
+	tooLong := "[" + strings.Repeat(" ", keys.MaxHistoryBytes) + "]"
 	nines := strings.Repeat("9", 1<<20)
 	for name, test := range map[string]struct {
 		key, value string
 		want       RetryState
 	}{
-		"counter: zero":             {Failures, "0", RetryState{}},
-		"counter: empty":            {Failures, "", RetryState{}},
-		"counter: garbage":          {Failures, "two", RetryState{}},
-		"counter: blanks":           {Failures, " 2", RetryState{}},
-		"counter: fraction":         {Failures, "2.5", RetryState{}},
-		"counter: hexadecimal":      {Failures, "0x10", RetryState{}},
-		"counter: negative":         {Failures, "-3", RetryState{}},
-		"counter: hugely negative":  {Failures, "-99999999999999999999", RetryState{}},
-		"counter: at the bound":     {Failures, "1000000", RetryState{Failures: 1_000_000}},
-		"counter: above the bound":  {Failures, "1000001", RetryState{Failures: 1_000_000}},
-		"counter: above an int64":   {Failures, "99999999999999999999", RetryState{Failures: 1_000_000}},
-		"counter: a megabyte":       {Failures, nines, RetryState{Failures: 1_000_000}},
-		"delay: garbage":            {Delay, "soon", RetryState{}},
-		"delay: negative":           {Delay, "-1s", RetryState{}},
-		"delay: overflow":           {Delay, "99999999999h", RetryState{}},
-		"first failure: garbage":    {FirstFailure, "yesterday", RetryState{}},
-		"first failure: year 10000": {FirstFailure, "10000-01-01T00:00:00Z", RetryState{}},
-		"snoozed: garbage":          {Snoozed, "soon", RetryState{}},
-		"snoozed: negative":         {Snoozed, "-1s", RetryState{}},
-		"inner: garbage":            {Inner, "yes", RetryState{}},
-		"deadline: garbage":         {Deadline, "1772366400", RetryState{}},
-		"deadline from: unknown":    {DeadlineFrom, strings.Repeat("moon", 1000), RetryState{}},
-		"exchange: too long":        {OriginExchange, strings.Repeat("e", 256), RetryState{}},
-		"routing key: too long":     {OriginRoutingKey, strings.Repeat("k", 256), RetryState{}},
-		"class: unknown":            {ErrorClass, strings.Repeat("fatal", 1000), RetryState{}},
-		"waiting since: garbage":    {WaitingSince, "now", RetryState{}},
-		"traceparent: garbage":      {Traceparent, "00-\xff-00f067aa0ba902b7-01", RetryState{}},
-		"traceparent: too long":     {Traceparent, strings.Repeat("0", 129), RetryState{}},
-		"history: garbage":          {History, "{", RetryState{}},
-		"history: another shape":    {History, `{"attempt":1}`, RetryState{}},
-		"history: too long":         {History, tooLong, RetryState{}},
-		"dead history: too long":    {DeadHistory, tooLong, RetryState{}},
+		"counter: zero":             {keys.Failures, "0", RetryState{}},
+		"counter: empty":            {keys.Failures, "", RetryState{}},
+		"counter: garbage":          {keys.Failures, "two", RetryState{}},
+		"counter: blanks":           {keys.Failures, " 2", RetryState{}},
+		"counter: fraction":         {keys.Failures, "2.5", RetryState{}},
+		"counter: hexadecimal":      {keys.Failures, "0x10", RetryState{}},
+		"counter: negative":         {keys.Failures, "-3", RetryState{}},
+		"counter: hugely negative":  {keys.Failures, "-99999999999999999999", RetryState{}},
+		"counter: at the bound":     {keys.Failures, "1000000", RetryState{Failures: 1_000_000}},
+		"counter: above the bound":  {keys.Failures, "1000001", RetryState{Failures: 1_000_000}},
+		"counter: above an int64":   {keys.Failures, "99999999999999999999", RetryState{Failures: 1_000_000}},
+		"counter: a megabyte":       {keys.Failures, nines, RetryState{Failures: 1_000_000}},
+		"delay: garbage":            {keys.Delay, "soon", RetryState{}},
+		"delay: negative":           {keys.Delay, "-1s", RetryState{}},
+		"delay: overflow":           {keys.Delay, "99999999999h", RetryState{}},
+		"first failure: garbage":    {keys.FirstFailure, "yesterday", RetryState{}},
+		"first failure: year 10000": {keys.FirstFailure, "10000-01-01T00:00:00Z", RetryState{}},
+		"snoozed: garbage":          {keys.Snoozed, "soon", RetryState{}},
+		"snoozed: negative":         {keys.Snoozed, "-1s", RetryState{}},
+		"inner: garbage":            {keys.Inner, "yes", RetryState{}},
+		"deadline: garbage":         {keys.Deadline, "1772366400", RetryState{}},
+		"deadline from: unknown":    {keys.DeadlineFrom, strings.Repeat("moon", 1000), RetryState{}},
+		"exchange: too long":        {keys.OriginExchange, strings.Repeat("e", 256), RetryState{}},
+		"routing key: too long":     {keys.OriginRoutingKey, strings.Repeat("k", 256), RetryState{}},
+		"class: unknown":            {keys.ErrorClass, strings.Repeat("fatal", 1000), RetryState{}},
+		"waiting since: garbage":    {keys.WaitingSince, "now", RetryState{}},
+		"traceparent: garbage":      {keys.Traceparent, "00-\xff-00f067aa0ba902b7-01", RetryState{}},
+		"traceparent: too long":     {keys.Traceparent, strings.Repeat("0", 129), RetryState{}},
+		"history: garbage":          {keys.History, "{", RetryState{}},
+		"history: another shape":    {keys.History, `{"attempt":1}`, RetryState{}},
+		"history: too long":         {keys.History, tooLong, RetryState{}},
+		"dead history: too long":    {keys.DeadHistory, tooLong, RetryState{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			headers := map[string]string{Queue: "orders", OriginRoutingKey: "", test.key: test.value}
+			headers := map[string]string{Queue: "orders", keys.OriginRoutingKey: "", test.key: test.value}
 			if got := Parse("orders", from(headers)); !reflect.DeepEqual(got, test.want) {
 				t.Errorf("got %+v, want %+v", got, test.want)
 			}
@@ -325,8 +327,8 @@ func TestHistoryOfAThousandAttemptsKeepsTheNewest(t *testing.T) {
 		}
 	}
 	text := historyText(entries)
-	if len(text) > MaxHistoryBytes || len(text) < MaxHistoryBytes*9/10 {
-		t.Errorf("%d bytes, want nearly, but at most, %d", len(text), MaxHistoryBytes)
+	if len(text) > keys.MaxHistoryBytes || len(text) < keys.MaxHistoryBytes*9/10 {
+		t.Errorf("%d bytes, want nearly, but at most, %d", len(text), keys.MaxHistoryBytes)
 	}
 	got := decodeHistory(text)
 	if len(got) < 30 || got[len(got)-1].Attempt != 1000 {
@@ -336,7 +338,7 @@ func TestHistoryOfAThousandAttemptsKeepsTheNewest(t *testing.T) {
 		if want := 1000 - len(got) + 1 + i; entry.Attempt != want {
 			t.Errorf("entry %d is attempt %d, want %d", i, entry.Attempt, want)
 		}
-		if len(entry.Error) > MaxEntryErrorBytes || !utf8.ValidString(entry.Error) {
+		if len(entry.Error) > keys.MaxEntryErrorBytes || !utf8.ValidString(entry.Error) {
 			t.Errorf("entry %d has an error of %d bytes: %q", i, len(entry.Error), entry.Error)
 		}
 	}
@@ -357,8 +359,8 @@ func TestHistoryWithATimeThatJSONRefuses(t *testing.T) {
 func TestAnErrorOfAMegabyteIsCut(t *testing.T) {
 	t.Parallel()
 	n := RetryState{Failures: 1, Error: strings.Repeat("\xf0\x9f\x8c\x8a", 1<<18)}
-	for _, got := range []string{n.Headers("q")[Error], n.DeadHeaders("q")[DeadError]} {
-		if len(got) > MaxErrorBytes || len(got) < MaxErrorBytes-4 || !utf8.ValidString(got) {
+	for _, got := range []string{n.Headers("q")[keys.Error], n.DeadHeaders("q")[DeadError]} {
+		if len(got) > keys.MaxErrorBytes || len(got) < keys.MaxErrorBytes-4 || !utf8.ValidString(got) {
 			t.Errorf("%d bytes, valid: %v", len(got), utf8.ValidString(got))
 		}
 		if !strings.HasSuffix(got, "… (cut, 1048576 bytes)") {
@@ -375,14 +377,14 @@ func FuzzParseNotes(f *testing.F) {
 	f.Add("1", "", "", strings.Repeat("k", 100_000), "", "", "")
 	f.Fuzz(func(t *testing.T, count, at, delay, text, class, history, past string) {
 		headers := map[string]string{
-			Queue: "q", Failures: count, FirstSeen: at, FirstFailure: at, NotBefore: at, Deadline: at,
-			DeadlineFrom: text, Delay: delay, Snoozed: delay, Inner: text, Interruptions: count,
-			Error: text, ErrorClass: class, History: history, DeadHistory: past, WaitingSince: at,
-			Traceparent: text, OriginExchange: text, OriginRoutingKey: count,
+			Queue: "q", keys.Failures: count, keys.FirstSeen: at, keys.FirstFailure: at, keys.NotBefore: at, keys.Deadline: at,
+			keys.DeadlineFrom: text, keys.Delay: delay, keys.Snoozed: delay, keys.Inner: text, keys.Interruptions: count,
+			keys.Error: text, keys.ErrorClass: class, keys.History: history, keys.DeadHistory: past, keys.WaitingSince: at,
+			keys.Traceparent: text, keys.OriginExchange: text, keys.OriginRoutingKey: count,
 		}
 		get := from(headers)
 		n := Parse("q", get)
-		if n.Failures < 0 || n.Failures > MaxFailures || n.Delay < 0 || n.Snoozed < 0 {
+		if n.Failures < 0 || n.Failures > keys.MaxFailures || n.Delay < 0 || n.Snoozed < 0 {
 			t.Errorf("out of bounds: %d failures, delay %v, snoozed %v", n.Failures, n.Delay, n.Snoozed)
 		}
 		if Parse("other", get).Failures != 0 {
@@ -391,7 +393,7 @@ func FuzzParseNotes(f *testing.F) {
 
 		// Given any input, the output is bounded and reads as itself.
 		now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-		n.Failures = min(n.Failures, MaxFailures-1) + 1
+		n.Failures = min(n.Failures, keys.MaxFailures-1) + 1
 		n.Error, n.Class = text, ClassRetryable
 		if n.FirstFailure.IsZero() || n.FirstFailure.After(now) {
 			n.FirstFailure = now
@@ -402,17 +404,17 @@ func FuzzParseNotes(f *testing.F) {
 			total := 0
 			for key, value := range h {
 				total += len(key) + len(value)
-				name := key == OriginExchange || key == OriginRoutingKey // AMQP allows any bytes
+				name := key == keys.OriginExchange || key == keys.OriginRoutingKey // AMQP allows any bytes
 				if !utf8.ValidString(value) && !name {
 					t.Errorf("%s is not valid UTF-8: %q", key, value)
 				}
 			}
-			if total > MaxErrorBytes+MaxHistoryBytes+1024 {
+			if total > keys.MaxErrorBytes+keys.MaxHistoryBytes+1024 {
 				t.Errorf("%d bytes of headers", total)
 			}
 		}
 		again := Parse("q", from(n.Headers("q")))
-		if again.Failures != min(n.Failures, MaxFailures) || !again.FirstFailure.Equal(n.FirstFailure) {
+		if again.Failures != min(n.Failures, keys.MaxFailures) || !again.FirstFailure.Equal(n.FirstFailure) {
 			t.Errorf("wrote %d failures since %v, read %d since %v",
 				n.Failures, n.FirstFailure, again.Failures, again.FirstFailure)
 		}
@@ -428,11 +430,11 @@ func FuzzHistory(f *testing.F) {
 	f.Add("[" + strings.Repeat("null,", 3000) + "null]")
 	f.Fuzz(func(t *testing.T, text string) {
 		entries := decodeHistory(text)
-		if len(entries) > MaxHistoryBytes/2 {
+		if len(entries) > keys.MaxHistoryBytes/2 {
 			t.Errorf("%d entries of %d bytes", len(entries), len(text))
 		}
 		out := historyText(entries)
-		if len(out) > MaxHistoryBytes || !utf8.ValidString(out) {
+		if len(out) > keys.MaxHistoryBytes || !utf8.ValidString(out) {
 			t.Errorf("%d bytes, valid: %v", len(out), utf8.ValidString(out))
 		}
 		if again := historyText(decodeHistory(out)); again != out {

@@ -2,18 +2,7 @@ package header
 
 import "time"
 
-const (
-	// MaxFailures bounds a forged count. No sensible policy grants as many retries,
-	// and adding 1 to it cannot overflow.
-	MaxFailures = 1_000_000
-	// MaxErrorBytes bounds the text of the last error. All headers of a message share
-	// one frame of 128 KiB (broker fact F16).
-	MaxErrorBytes = 2048
-	// MaxHistoryBytes bounds the history. The oldest entries are dropped first.
-	MaxHistoryBytes = 16 << 10
-	// MaxEntryErrorBytes bounds the text of an error in the history.
-	MaxEntryErrorBytes = 256
-)
+const ()
 
 // RetryState is the state of a message's retries, which travels as headers.
 type RetryState struct {

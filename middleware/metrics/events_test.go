@@ -19,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
@@ -85,7 +86,7 @@ func TestEveryWayIsToldLoggedAndCounted(t *testing.T) {
 		})
 	}
 	send("suspect", nil)
-	send("culprit", amqp.Table{header.Queue: queue, header.Interruptions: "4"})
+	send("culprit", amqp.Table{header.Queue: queue, keys.Interruptions: "4"})
 	for range 5 {
 		kill(t, url, queue, 2)
 	}

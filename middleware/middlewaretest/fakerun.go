@@ -10,6 +10,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 )
@@ -230,7 +231,7 @@ func redelivered(
 	msg := sent.Copy()
 	msg.Payload = slices.Clone(sent.Payload)
 	for key := range msg.Metadata {
-		if header.IsLive(key) {
+		if keys.IsLive(key) {
 			delete(msg.Metadata, key)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
@@ -127,7 +128,7 @@ func TestEachAttemptHasTheMessageAsItArrived(t *testing.T) {
 		ctx := got.Context()
 		assert.Equal(t, "database", ctx.Value(key{}), "context or delivery is lost")
 		assert.Equal(t, "orders", middleware.DeliveryOf(ctx, got).Queue, "context or delivery is lost")
-		if attempt := middleware.Attempt(ctx); (attempt > 1) != (got.Metadata[header.Failures] != "") {
+		if attempt := middleware.Attempt(ctx); (attempt > 1) != (got.Metadata[keys.Failures] != "") {
 			t.Errorf("attempt %d has the metadata %v", attempt, got.Metadata)
 		}
 		got.Payload[0], got.Metadata["tenant"] = 'X', "8"
@@ -153,7 +154,7 @@ func TestNewMessageInTheMiddleOfItsRetries(t *testing.T) {
 		Queue: "orders", State: header.RetryState{Failures: 2, FirstFailure: time.Now().Add(-time.Hour)},
 	}, nil)
 	attempt := middleware.Attempt(msg.Context())
-	if attempt != 3 || msg.Metadata[header.Failures] != "2" {
+	if attempt != 3 || msg.Metadata[keys.Failures] != "2" {
 		t.Errorf("attempt %d, metadata %v", attempt, msg.Metadata)
 	}
 	got := broker.Run(retrying(t, broker, oneAndTen)(failing(-1)), msg)
@@ -205,7 +206,7 @@ func TestRunOfASnoozedMessage(t *testing.T) {
 	handler := middlewaretest.Consumer(func(msg *message.Message) error {
 		calls++
 		seen := !middleware.StateOf(msg.Context()).FirstSeen.IsZero()
-		if inMetadata := msg.Metadata[header.FirstSeen] != ""; seen != (calls > 1) || inMetadata != seen {
+		if inMetadata := msg.Metadata[keys.FirstSeen] != ""; seen != (calls > 1) || inMetadata != seen {
 			t.Errorf("delivery %d: seen %v, metadata %v", calls, seen, msg.Metadata)
 		}
 		switch calls {

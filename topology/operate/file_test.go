@@ -15,6 +15,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
@@ -136,7 +137,7 @@ func TestExportDiscardImport(t *testing.T) {
 		want, got := before[0].Delivery, after[0].Delivery
 		for _, d := range []*amqp.Delivery{&want, &got} {
 			d.Redelivered, d.DeliveryTag, d.MessageCount, d.ConsumerTag = false, 0, 0, ""
-			delete(d.Headers, header.Publish)
+			delete(d.Headers, keys.Publish)
 			delete(d.Headers, "x-delivery-count")
 			delete(d.Headers, "x-acquired-count")
 		}

@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/millpond-go/millpond/internal/excerpt"
-	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/internal/keys"
 )
 
 // Fingerprint returns the cause of a dead letter: its error, in which placeholders replace the
@@ -25,7 +25,7 @@ import (
 //
 // A letter without an error has its reason as the cause. Errors are cut at header.MaxErrorBytes.
 func Fingerprint(l Letter) (id, cause string) {
-	cause = fingerprint(excerpt.Of(l.Error, header.MaxErrorBytes))
+	cause = fingerprint(excerpt.Of(l.Error, keys.MaxErrorBytes))
 	if cause == "" {
 		cause = "(no error)"
 		if reason := excerpt.Of(string(l.Reason), maxName); reason != "" {

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/millpond-go/millpond/internal/excerpt"
-	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/internal/keys"
 )
 
 const (
@@ -67,7 +67,7 @@ func GroupByError(letters iter.Seq2[Letter, error]) ([]Group, error) {
 				Reasons: map[string]int{}, Sample: Sample{
 					ID: l.ID, Position: l.Position,
 					// A copy, because the error may be part of a long history.
-					Error: strings.Clone(excerpt.Of(l.Error, header.MaxErrorBytes)),
+					Error: strings.Clone(excerpt.Of(l.Error, keys.MaxErrorBytes)),
 				},
 			}
 			groups[id] = g

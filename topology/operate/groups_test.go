@@ -14,6 +14,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
@@ -102,7 +103,7 @@ func FuzzFingerprint(f *testing.F) {
 		require.Len(t, id, 12)
 		require.True(t, utf8.ValidString(cause))
 		require.NotRegexp(t, `[0-9]`, cause)
-		require.LessOrEqual(t, len(cause), 9*header.MaxErrorBytes)
+		require.LessOrEqual(t, len(cause), 9*keys.MaxErrorBytes)
 	})
 }
 

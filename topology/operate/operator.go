@@ -14,11 +14,11 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/management"
 	"github.com/millpond-go/millpond/internal/policies"
 	"github.com/millpond-go/millpond/internal/publisher"
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -226,7 +226,7 @@ func (o *Operator) open(ctx context.Context, url string, opts []Option) (err err
 	}
 	o.link = link.Config{
 		URL: url, More: o.opts.brokers, Credentials: o.opts.credentials, AMQP: o.opts.amqp,
-		Cluster: new(link.Cluster), Unreadable: header.Unreadable, Logger: o.opts.logger,
+		Cluster: new(link.Cluster), Unreadable: keys.Unreadable, Logger: o.opts.logger,
 		Name:           o.opts.name + ": millpond operator",
 		ConnectTimeout: min(10*time.Second, max(o.opts.confirmTimeout, time.Second)),
 		WriteTimeout:   o.opts.confirmTimeout,
@@ -255,7 +255,7 @@ func (o *Operator) open(ctx context.Context, url string, opts []Option) (err err
 		return withWayOut(err)
 	}
 	o.publisher = publisher.New(l, publisher.Config{
-		Timeout: o.opts.confirmTimeout, NonceHeader: header.Publish,
+		Timeout: o.opts.confirmTimeout, NonceHeader: keys.Publish,
 	})
 	return nil
 }

@@ -7,7 +7,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -15,7 +15,7 @@ import (
 // Replays the letters of a key in their order, and lets the key go on.
 func ExampleKeyOf() {
 	letter := operate.Letter{Delivery: amqp.Delivery{
-		Headers: amqp.Table{header.DeadKey: "order 17", header.DeadLine: "block 1 3-17"},
+		Headers: amqp.Table{keys.DeadKey: "order 17", keys.DeadLine: "block 1 3-17"},
 	}}
 	fmt.Println(operate.KeyOf(letter))
 	replay := func(ctx context.Context, operator *operate.Operator, plan topology.Plan) error {

@@ -8,6 +8,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/order"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
@@ -72,12 +73,12 @@ func TestTwoLettersOfOneMark(t *testing.T) {
 	k := newKeyed(t)
 	const note = "block 1 1-3 1-1"
 	rig.Publish(t, k.url, "", k.queue+".line", amqp.Publishing{
-		DeliveryMode: amqp.Persistent, Headers: amqp.Table{header.Key: "a", header.Line: note},
+		DeliveryMode: amqp.Persistent, Headers: amqp.Table{keys.Key: "a", keys.Line: note},
 	})
 	letter := rig.Message("bad 1")
 	letter.MessageId = "id of bad 1"
 	letter.Headers = amqp.Table{
-		"key": "a", header.DeadQueue: k.queue, header.DeadKey: "a", header.DeadLine: note,
+		"key": "a", header.DeadQueue: k.queue, keys.DeadKey: "a", keys.DeadLine: note,
 	}
 	rig.Publish(t, k.url, "", k.queue+".dlq", letter)
 	rig.Publish(t, k.url, "", k.queue+".dlq", letter)
@@ -112,7 +113,7 @@ func (k *keyed) manyBlocked(n int) {
 		require.NoError(k.t, ch.Publish("", k.queue+".line", false, false, amqp.Publishing{
 			DeliveryMode: amqp.Persistent,
 			Headers: amqp.Table{
-				header.Key: fmt.Sprintf("key %04d", i), header.Line: fmt.Sprintf("block 1 1-%d", i+1),
+				keys.Key: fmt.Sprintf("key %04d", i), keys.Line: fmt.Sprintf("block 1 1-%d", i+1),
 			},
 		}))
 	}

@@ -9,6 +9,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/order"
 	"github.com/millpond-go/millpond/internal/wire"
@@ -57,7 +58,7 @@ func (o *Operator) releaseKey(
 	release := amqp.Publishing{
 		DeliveryMode: amqp.Persistent,
 		Headers: amqp.Table{
-			header.Line: order.Note{Kind: order.Release, ID: id}.String(), header.Key: key,
+			keys.Line: order.Note{Kind: order.Release, ID: id}.String(), keys.Key: key,
 		},
 	}
 	for range releases {
@@ -93,7 +94,7 @@ func unbelieved(conn *link.Conn) error {
 
 // KeyOf returns the key of a dead letter of a queue that is handled in order; "" if it has none.
 func KeyOf(l Letter) string {
-	key, _ := l.Delivery.Headers[header.DeadKey].(string)
+	key, _ := l.Delivery.Headers[keys.DeadKey].(string)
 	return key
 }
 
@@ -138,7 +139,7 @@ type marks map[string]bool
 // the queue. A letter that the round has found was dead before, so its mark was there before.
 func (r *replay) learnMarks(ctx context.Context, l Letter) error {
 	toQueue := r.To == "" || r.To == r.plan.Queue
-	if r.plan.Line == "" || !toQueue || r.marks != nil || l.Delivery.Headers[header.DeadLine] == nil {
+	if r.plan.Line == "" || !toQueue || r.marks != nil || l.Delivery.Headers[keys.DeadLine] == nil {
 		return nil
 	}
 	state, err := r.operator.Order(ctx, r.plan)
@@ -159,7 +160,7 @@ func (r *replay) learnMarks(ctx context.Context, l Letter) error {
 
 // refuse returns an error for a letter that blocks its key.
 func (m marks) refuse(l Letter) error {
-	text, _ := l.Delivery.Headers[header.DeadLine].(string)
+	text, _ := l.Delivery.Headers[keys.DeadLine].(string)
 	if m[order.ParseNote(text).ID.String()] {
 		return errBlocks
 	}
@@ -259,7 +260,7 @@ func (k *keyReplay) one(
 	if err := k.ask(ctx); err != nil {
 		return false, err
 	}
-	text, _ := d.Headers[header.DeadLine].(string)
+	text, _ := d.Headers[keys.DeadLine].(string)
 	note := order.ParseNote(text)
 	name := l.ID + "\x00" + text
 	isMark := k.state.Mark != "" && note.ID.String() == k.state.Mark
@@ -295,7 +296,7 @@ func (k *keyReplay) one(
 		return false, err
 	}
 	if edited {
-		original := wire.Publishing(&d, header.IsLive, nil)
+		original := wire.Publishing(&d, keys.IsLive, nil)
 		if err := k.operator.publish(m.ctx, "", k.Originals, original); err != nil {
 			return false, fmt.Errorf("keep the original of message %q in queue %q: %w",
 				l.ID, k.Originals, err)
@@ -336,10 +337,10 @@ func (k *keyReplay) composeFor(
 	}
 	note.Kind = order.Wait
 	msg.Headers[header.Queue] = k.plan.Queue
-	msg.Headers[header.Key] = k.key
-	msg.Headers[header.Line] = note.String()
+	msg.Headers[keys.Key] = k.key
+	msg.Headers[keys.Line] = note.String()
 	if msg.Priority > 0 { // it must not change places with the release
-		msg.Headers[header.Priority] = strconv.Itoa(int(msg.Priority))
+		msg.Headers[keys.Priority] = strconv.Itoa(int(msg.Priority))
 		msg.Priority = 0
 	}
 	return msg, edited, fit(&msg, frame)

@@ -13,9 +13,9 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/order"
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -257,9 +257,9 @@ func (o *Operator) publishAs(
 
 // question is a message to the process that leads. It is not for a process that comes much later.
 func question(replyTo, name string) amqp.Publishing {
-	headers := amqp.Table{header.Line: order.Note{Kind: order.Ask}.String()}
+	headers := amqp.Table{keys.Line: order.Note{Kind: order.Ask}.String()}
 	if name != "" {
-		headers[header.Key] = order.KeyText(name)
+		headers[keys.Key] = order.KeyText(name)
 	}
 	return amqp.Publishing{
 		DeliveryMode: amqp.Persistent, ReplyTo: replyTo, Expiration: askedFor, Headers: headers,
@@ -359,13 +359,13 @@ type inLine struct {
 // take takes a message of the line, in the order of the line.
 func (l *lineRead) take(d *amqp.Delivery) order.Note {
 	get := textOf(d)
-	text, _ := get(header.Line)
+	text, _ := get(keys.Line)
 	note := order.ParseNote(text)
-	key, _ := get(header.Key)
+	key, _ := get(keys.Key)
 	l.epoch = max(l.epoch, note.Epoch, note.ID.Epoch)
 	switch note.Kind {
 	case order.Wait, order.Block:
-		due, _ := get(header.NotBefore)
+		due, _ := get(keys.NotBefore)
 		m := inLine{note: note, at: d.Timestamp, messageID: d.MessageId, size: len(d.Body) + besideBody}
 		m.due, _ = time.Parse(time.RFC3339Nano, due)
 		l.n++

@@ -17,10 +17,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/order"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/inorder"
 	"github.com/millpond-go/millpond/topology/operate"
@@ -381,7 +381,7 @@ func TestAnEditedLetterKeepsKeyAndPlace(t *testing.T) {
 	k.ends("mended 1", "2")
 	original := rig.Take(t, k.url, k.queue+".dlq.originals")
 	require.Equal(t, "bad 1", string(original.Body))
-	require.Equal(t, "a", original.Headers[header.DeadKey])
+	require.Equal(t, "a", original.Headers[keys.DeadKey])
 }
 
 // Given a process without Block, then letters never block, and go back in their order.

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -169,7 +170,7 @@ func TestRampStopsAtItsCanary(t *testing.T) {
 		replayed := b.letters(operate.Filter{Match: func(l operate.Letter) bool { return l.Replays > 0 }})
 		require.Len(t, replayed, 3)
 		require.Equal(t, 38, replayed[0].Position, "dead again, behind the others")
-		require.Contains(t, replayed[0].Delivery.Headers[header.Replay], r.Run+".")
+		require.Contains(t, replayed[0].Delivery.Headers[keys.Replay], r.Run+".")
 		s.change(never)
 		r, err = b.Ramp(t.Context(), b.plan, quick(operate.RampOptions{}))
 		require.NoError(t, err)

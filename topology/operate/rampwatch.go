@@ -12,7 +12,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/audit"
-	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -82,7 +82,7 @@ func (p *pause) after(began time.Time, least time.Duration) {
 
 // numberOf returns the number of a letter of this run, or 0.
 func (r *ramp) numberOf(headers amqp.Table) int {
-	text, _ := headers[header.Replay].(string)
+	text, _ := headers[keys.Replay].(string)
 	run, number, _ := strings.Cut(text, ".")
 	n, err := strconv.Atoi(number)
 	if run != r.result.Run || err != nil || n < 1 || n > r.numbers {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/excerpt"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -303,7 +304,7 @@ func (r *replay) one(
 		}
 	}
 	if edited {
-		original := wire.Publishing(&d, header.IsLive, nil)
+		original := wire.Publishing(&d, keys.IsLive, nil)
 		if err := r.operator.publish(m.ctx, "", r.Originals, original); err != nil {
 			return false, fmt.Errorf("keep the original of message %q in queue %q: %w",
 				l.ID, r.Originals, err)
@@ -334,7 +335,7 @@ func (r *replay) refuse(l Letter, err error) {
 func (r *replay) compose(l Letter, frame int) (msg amqp.Publishing, edited bool, err error) {
 	counted := map[string]string{header.Replays: strconv.Itoa(l.Replays + 1)}
 	if r.mark != nil {
-		counted[header.Replay] = r.mark()
+		counted[keys.Replay] = r.mark()
 	}
 	msg = wire.Publishing(&l.Delivery, isLiveButOrigin, counted)
 	if r.Edit != nil {
@@ -361,7 +362,7 @@ func (r *replay) compose(l Letter, frame int) (msg amqp.Publishing, edited bool,
 // isLiveButOrigin reports whether a key is a header of a live message that a dead letter must not
 // have.
 func isLiveButOrigin(key string) bool {
-	return header.IsLive(key) && key != header.OriginExchange && key != header.OriginRoutingKey
+	return keys.IsLive(key) && key != keys.OriginExchange && key != keys.OriginRoutingKey
 }
 
 // frameReserve is the room of a frame for its own bytes, the nonce, and the counts of a quorum
@@ -371,7 +372,7 @@ const frameReserve = 8 + 64 + 64
 // fit leaves out headers until msg fits in a frame.
 func fit(msg *amqp.Publishing, frame int) error {
 	for _, key := range []string{
-		header.DeadHistory, wmiddleware.ReasonForPoisonedKey, header.DeadError,
+		keys.DeadHistory, wmiddleware.ReasonForPoisonedKey, header.DeadError,
 	} {
 		if wire.PropertiesSize(msg) <= frame-frameReserve {
 			return nil

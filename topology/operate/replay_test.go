@@ -12,6 +12,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -35,7 +36,7 @@ func TestReplayMovesAllAsTheyWere(t *testing.T) {
 		b.die(dead, func(i int, _ *header.RetryState, m *amqp.Publishing) {
 			m.Headers["CC"] = []any{b.dead} // left out
 			delete(m.Headers, "CC")
-			m.Headers[header.Failures] = "7" // forged
+			m.Headers[keys.Failures] = "7" // forged
 			if i == 1 {
 				m.Headers[header.Replays] = "41"
 			}
@@ -55,7 +56,7 @@ func TestReplayMovesAllAsTheyWere(t *testing.T) {
 		require.Equal(t, int32(0), d.Headers["tenant"])
 		require.Equal(t, "1", d.Headers[header.Replays])
 		require.Equal(t, "42", arrived[1].Headers[header.Replays])
-		require.NotContains(t, d.Headers, header.Failures)
+		require.NotContains(t, d.Headers, keys.Failures)
 		notes := header.Parse(b.queue,
 			func(key string) (string, bool) { v, ok := d.Headers[key].(string); return v, ok })
 		require.Zero(t, notes.Failures, "attempts start anew")
@@ -287,7 +288,7 @@ func TestReplayOfLettersThatFillTheirFrame(t *testing.T) {
 			amqp.Publishing{
 				MessageId: "long",
 				Headers: amqp.Table{
-					"theirs": strings.Repeat("x", frame-400), header.DeadHistory: strings.Repeat("h", 300),
+					"theirs": strings.Repeat("x", frame-400), keys.DeadHistory: strings.Repeat("h", 300),
 				},
 			},
 			amqp.Publishing{
@@ -300,7 +301,7 @@ func TestReplayOfLettersThatFillTheirFrame(t *testing.T) {
 		require.Equal(t, 1, done.Refused)
 		moved := b.drain(b.queue, 2)
 		require.Len(t, moved[1].Headers["theirs"], frame-400)
-		require.NotContains(t, moved[1].Headers, header.DeadHistory)
+		require.NotContains(t, moved[1].Headers, keys.DeadHistory)
 		require.Equal(t, 1, testbroker.Depth(t, b.url, b.dead))
 	})
 }

@@ -10,6 +10,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/management"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
@@ -157,7 +158,7 @@ func (v *verifier) takes(exchange string, others []management.Bound) bool {
 	for _, b := range others {
 		to := topology.Binding{Exchange: exchange, RoutingKey: b.RoutingKey, Queue: plan.Queue}
 		for key, value := range b.Arguments { // any other header may be a header of a message
-			if text, ok := value.(string); ok && (key == header.Queue || key == header.Via) {
+			if text, ok := value.(string); ok && (key == header.Queue || key == keys.Via) {
 				to.Header, to.Value = key, text
 			}
 		}

@@ -11,6 +11,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -95,7 +96,7 @@ func TestStrandedMessagesGoOnWithTheirRetryState(t *testing.T) {
 		b.strand(stranded, 3, func(i int, m *amqp.Publishing) {
 			m.Headers["CC"] = []any{}
 			m.Headers[header.DeadReason], m.Headers[header.DeadError] = "exhausted", "long ago"
-			m.Headers[header.Replays], m.Headers[header.Priority] = "1", "9"
+			m.Headers[header.Replays], m.Headers[keys.Priority] = "1", "9"
 			m.UserId, m.Expiration, m.Priority = "guest", "3600000", 4
 			if i == 1 {
 				delete(m.Headers, "x-death")
@@ -123,7 +124,7 @@ func TestStrandedMessagesGoOnWithTheirRetryState(t *testing.T) {
 		b.depth(stranded, 0)
 		for i, d := range b.drain(b.queue, 3) {
 			require.Equal(t, numbered(0, 3)[i], string(d.Body))
-			require.Equal(t, "2", d.Headers[header.Failures])
+			require.Equal(t, "2", d.Headers[keys.Failures])
 			require.Equal(t, b.queue, d.Headers[header.Queue])
 			require.Equal(t, int32(i), d.Headers["tenant"])
 			require.Equal(t, "c", d.CorrelationId)
@@ -205,8 +206,8 @@ func TestReturnLeavesMessagesWhoseQueueIsGone(t *testing.T) {
 		require.Equal(t, 10, b.returnStranded(stranded, toGone).Done)
 		for _, d := range b.drain(other, 10) {
 			require.Equal(t, other, d.Headers[header.Queue], "its retry state counts there")
-			require.Equal(t, "2", d.Headers[header.Failures])
-			require.Equal(t, "order.placed", d.Headers[header.OriginRoutingKey])
+			require.Equal(t, "2", d.Headers[keys.Failures])
+			require.Equal(t, "order.placed", d.Headers[keys.OriginRoutingKey])
 		}
 		for _, options := range []operate.ReplayOptions{{To: stranded}, {Named: true}, {Edit: repair}} {
 			_, err := b.ReturnStranded(t.Context(), stranded, options)

@@ -8,6 +8,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware/header"
 )
@@ -169,7 +170,7 @@ func returned(d *amqp.Delivery, to string) amqp.Publishing {
 	if moved {
 		notes = map[string]string{header.Queue: to}
 	}
-	msg := wire.Publishing(d, func(key string) bool { return moved && key == header.Via }, notes)
-	msg.Priority = wire.Priority(d, header.Priority)
+	msg := wire.Publishing(d, func(key string) bool { return moved && key == keys.Via }, notes)
+	msg.Priority = wire.Priority(d, keys.Priority)
 	return msg
 }

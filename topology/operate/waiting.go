@@ -12,6 +12,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
@@ -233,8 +234,8 @@ func (o *Operator) takeOut(
 
 // released makes a message whose wait is over. A not-before would send it to wait again.
 func released(d *amqp.Delivery, _ string) amqp.Publishing {
-	msg := wire.Publishing(d, func(key string) bool { return key == header.NotBefore }, nil)
-	msg.Priority = wire.Priority(d, header.Priority)
+	msg := wire.Publishing(d, func(key string) bool { return key == keys.NotBefore }, nil)
+	msg.Priority = wire.Priority(d, keys.Priority)
 	return msg
 }
 
@@ -245,7 +246,7 @@ func cancelled(d *amqp.Delivery, queue string) amqp.Publishing {
 	headers := n.DeadHeaders(queue)
 	headers[wmiddleware.ReasonForPoisonedKey] = n.Error
 	headers[wmiddleware.PoisonedTopicKey] = queue
-	msg := wire.Publishing(d, header.IsState, headers)
-	msg.Priority = wire.Priority(d, header.Priority)
+	msg := wire.Publishing(d, keys.IsState, headers)
+	msg.Priority = wire.Priority(d, keys.Priority)
 	return msg
 }

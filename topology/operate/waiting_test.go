@@ -9,6 +9,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -34,7 +35,7 @@ func (b *box) wait(q topology.Queue, n int) {
 			MessageId: fmt.Sprint(q.Delay, "-", i), Body: fmt.Append(nil, i), Priority: 4,
 			Headers: amqp.Table{"tenant": int32(7)},
 		}
-		m.Headers[header.Priority] = "9"
+		m.Headers[keys.Priority] = "9"
 		for key, value := range notes.Headers(b.queue) {
 			m.Headers[key] = value
 		}
@@ -114,8 +115,8 @@ func TestReleaseAndCancel(t *testing.T) {
 		require.Equal(t, operate.Progress{Total: 54, Seen: 54, Chosen: 1, Done: 1, Foreign: 1}, p)
 		d := b.drain(b.queue, 1)[0]
 		require.Equal(t, "7", string(d.Body))
-		require.NotContains(t, d.Headers, header.NotBefore, "or it would wait again")
-		require.Equal(t, "1", d.Headers[header.Failures], "its attempts go on")
+		require.NotContains(t, d.Headers, keys.NotBefore, "or it would wait again")
+		require.Equal(t, "1", d.Headers[keys.Failures], "its attempts go on")
 		require.Equal(t, int32(7), d.Headers["tenant"])
 		require.Equal(t, uint8(9), d.Priority)
 
@@ -131,7 +132,7 @@ func TestReleaseAndCancel(t *testing.T) {
 		require.Equal(t, 1, l.Attempts)
 		require.Len(t, l.History, 1)
 		require.NotContains(t, l.Delivery.Headers, header.Queue)
-		require.NotContains(t, l.Delivery.Headers, header.Priority)
+		require.NotContains(t, l.Delivery.Headers, keys.Priority)
 		require.Equal(t, uint8(9), l.Delivery.Priority)
 		require.Len(t, b.bodies(hour.Name, 1), 1)
 		require.Len(t, b.bodies(b.waits(time.Minute).Name, 3), 3)

@@ -14,7 +14,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
-	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/topology/operate"
 	"github.com/millpond-go/millpond/topology/operate/discover"
 )
@@ -108,19 +108,19 @@ func (h *Handler) shownKey(key string) string {
 
 // shownHeaders are the headers of a letter as they may be shown.
 func (h *Handler) shownHeaders(headers amqp.Table) amqp.Table {
-	key, ok := headers[header.DeadKey].(string)
+	key, ok := headers[keys.DeadKey].(string)
 	if !ok || len(h.masks) == 0 {
 		return headers
 	}
 	headers = maps.Clone(headers)
-	headers[header.DeadKey] = h.shownKey(key)
+	headers[keys.DeadKey] = h.shownKey(key)
 	return headers
 }
 
 // refuseKeys refuses a filter that tells a masked key.
 func (h *Handler) refuseKeys(o operate.Filter) error {
-	if _, tells := o.Headers[header.DeadKey]; tells && len(h.masks) > 0 {
-		return badRequest("keys are masked here: nothing can be chosen by the header %s", header.DeadKey)
+	if _, tells := o.Headers[keys.DeadKey]; tells && len(h.masks) > 0 {
+		return badRequest("keys are masked here: nothing can be chosen by the header %s", keys.DeadKey)
 	}
 	return nil
 }

@@ -21,6 +21,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
@@ -169,8 +170,8 @@ func (c consumer) handle(msg *message.Message, log io.Writer) error {
 		return middleware.Permanent(fmt.Errorf("not a number: %w", err))
 	}
 	raw, _ := topology.Received(ctx)
-	nonce, _ := raw.Headers[header.Publish].(string)
-	_, aside := raw.Headers[header.Snoozed]
+	nonce, _ := raw.Headers[keys.Publish].(string)
+	_, aside := raw.Headers[keys.Snoozed]
 	a := Attempt{
 		Began: time.Now(), N: n, Attempt: middleware.Attempt(ctx),
 		Redelivered: raw.Redelivered, Aside: aside, Nonce: nonce, Priority: int(raw.Priority),

@@ -10,6 +10,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
@@ -238,7 +239,7 @@ func (l *letters) take(ch *amqp.Channel, d amqp.Delivery) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	text := func(key string) string { s, _ := d.Headers[key].(string); return s }
-	nonce := text(header.Publish)
+	nonce := text(keys.Publish)
 	n, err := strconv.Atoi(string(d.Body))
 	switch {
 	case string(d.Body) == filler || l.seen[nonce]:

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
@@ -125,8 +126,8 @@ func attemptsComeOnTime(t *testing.T, node *testbroker.Node, st topology.Delayed
 	dead := s.DeadLetter()
 	rig.RequireDead(t, dead, "exhausted", "4")
 	require.NotContains(t, dead.Headers, "x-delay")
-	require.Equal(t, s.Queue, dead.Headers[header.OriginRoutingKey])
-	require.NotContains(t, dead.Headers[header.OriginExchange], ".delayed", "the first exchange")
+	require.Equal(t, s.Queue, dead.Headers[keys.OriginRoutingKey])
+	require.NotContains(t, dead.Headers[keys.OriginExchange], ".delayed", "the first exchange")
 	calls.RequireGaps(t, s.Plan, 300*time.Millisecond, time.Second, 2*time.Second)
 	for _, want := range []string{"1", "2", "3", "4"} {
 		require.Equal(t, [2]string{want, ""}, <-attempts)
@@ -340,8 +341,8 @@ func siblings(t *testing.T, node *testbroker.Node, st topology.DelayedExchange) 
 		for range 3 { // the message, and two copies of the sibling's retries
 			dead := s.DeadLetter()
 			rig.RequireDead(t, dead, "exhausted", "3")
-			require.Equal(t, exchange, dead.Headers[header.OriginExchange])
-			require.Equal(t, key, dead.Headers[header.OriginRoutingKey])
+			require.Equal(t, exchange, dead.Headers[keys.OriginExchange])
+			require.Equal(t, key, dead.Headers[keys.OriginRoutingKey])
 			require.NotContains(t, dead.Headers, "x-delay")
 		}
 		require.Equal(t, 9, calls[i].Count())

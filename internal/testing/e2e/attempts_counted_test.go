@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/passage"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
@@ -249,7 +250,7 @@ func TestForwardedMessageStartsAtAttemptOne(t *testing.T) {
 		URL: url, Policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 1},
 		Handle: func(msg *message.Message) error {
 			for key := range msg.Metadata {
-				if middleware.Attempt(msg.Context()) == 1 && header.IsLive(key) {
+				if middleware.Attempt(msg.Context()) == 1 && keys.IsLive(key) {
 					t.Errorf("header %s of another queue is visible", key)
 				}
 			}
@@ -302,8 +303,8 @@ func TestDeadLetterMovedBackStartsAtAttemptOne(t *testing.T) {
 		if round == 0 {
 			r.Publish(amqp.Publishing{Headers: dead.Headers, MessageId: dead.MessageId, Body: dead.Body})
 		} else {
-			require.Contains(t, dead.Headers[header.DeadHistory], `"reason":"exhausted"`)
-			require.Equal(t, r.Queue, dead.Headers[header.OriginRoutingKey])
+			require.Contains(t, dead.Headers[keys.DeadHistory], `"reason":"exhausted"`)
+			require.Equal(t, r.Queue, dead.Headers[keys.OriginRoutingKey])
 		}
 	}
 }

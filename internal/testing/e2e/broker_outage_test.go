@@ -14,10 +14,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -192,7 +192,7 @@ func TestSuspectsAreTriedOneAtATime(t *testing.T) {
 				body := string(msg.Payload)
 				// A suspect that was snoozed comes back with a mark, but not as a redelivery.
 				raw, _ := topology.Received(msg.Context())
-				if _, marked := raw.Headers[header.Interruptions]; marked || raw.Redelivered {
+				if _, marked := raw.Headers[keys.Interruptions]; marked || raw.Redelivered {
 					defer tried.Enter(body)()
 					select {
 					case <-next:

@@ -17,9 +17,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/wire"
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -39,7 +39,7 @@ func bytesOf(t *testing.T, headers amqp.Table, queue string) (of map[string]int,
 		}
 		text, isText := value.(string)
 		require.True(t, isText, key)
-		if key == header.Publish {
+		if key == keys.Publish {
 			text = "78c10fa3699e960c-1"
 		}
 		text = strings.ReplaceAll(text, queue, "orders")

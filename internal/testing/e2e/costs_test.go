@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/frame"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
@@ -136,7 +137,7 @@ func TestBytesOfTheHeadersOfARetry(t *testing.T) {
 	waiting := rig.Take(t, s.URL, s.Queue+".wait.1h")
 	own := amqp.Table{}
 	for key, value := range waiting.Headers {
-		if header.IsLive(key) {
+		if keys.IsLive(key) {
 			own[key] = value
 			t.Logf("%s: %v", key, value)
 		}

@@ -24,6 +24,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/memnet"
 	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/rig"
@@ -573,7 +574,7 @@ func TestOnlyAMarkFromAWaitQueueMakesASuspect(t *testing.T) {
 	}{
 		"from a wait queue": {rig.Suspect, 1},
 		"forged": {func(queue string) amqp.Table {
-			return amqp.Table{header.Queue: queue, header.Interruptions: "1"}
+			return amqp.Table{header.Queue: queue, keys.Interruptions: "1"}
 		}, 16},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/frame"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
@@ -422,7 +423,7 @@ func TestVanishedDestinationStrandsOnlyItsOwn(t *testing.T) {
 			words := strings.Split(one.RoutingKey, ".")
 			require.Equal(t, first.Queue, words[len(words)-1])
 			require.Equal(t, first.Queue, one.Headers[header.Queue])
-			require.Equal(t, "1", one.Headers[header.Failures])
+			require.Equal(t, "1", one.Headers[keys.Failures])
 			require.Zero(t, rig.Waiting(t, c.URL, first.Plan))
 		})
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
@@ -177,7 +178,7 @@ func TestDelayedMessageWaitsInRounds(t *testing.T) {
 	r.Stop()
 	rig.WaitFor(t, "the message of forty days", func() bool { return r.Waiting()+r.Depth("") == 1 })
 	waiting := rig.Take(t, r.URL, r.Queue)
-	due, err := time.Parse(time.RFC3339Nano, waiting.Headers[header.NotBefore].(string))
+	due, err := time.Parse(time.RFC3339Nano, waiting.Headers[keys.NotBefore].(string))
 	require.NoError(t, err)
 	require.WithinRange(t, due, began.Add(far).Add(-rig.Grace), time.Now().Add(far))
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
@@ -243,15 +244,15 @@ func TestForgedCountsAreGuarded(t *testing.T) {
 		Policy: backoff.List{time.Second}, Handler: rig.FailUntil(0, attempts),
 	})
 	for _, forged := range []string{"2", "99999999999999999999"} {
-		r.Publish(amqp.Publishing{Headers: amqp.Table{header.Queue: r.Queue, header.Failures: forged}})
+		r.Publish(amqp.Publishing{Headers: amqp.Table{header.Queue: r.Queue, keys.Failures: forged}})
 		require.Equal(t, "exhausted", r.DeadLetter().Headers[header.DeadReason])
 	}
 	require.Empty(t, attempts)
 	for _, headers := range []amqp.Table{
-		{header.Queue: r.Queue, header.Failures: "-3"},
-		{header.Queue: r.Queue, header.Failures: "many"},
-		{header.Queue: "another", header.Failures: "99"},
-		{header.Failures: int64(99)},
+		{header.Queue: r.Queue, keys.Failures: "-3"},
+		{header.Queue: r.Queue, keys.Failures: "many"},
+		{header.Queue: "another", keys.Failures: "99"},
+		{keys.Failures: int64(99)},
 	} {
 		r.Publish(amqp.Publishing{Headers: headers})
 		require.Equal(t, 1, <-attempts)
@@ -327,7 +328,7 @@ func TestJitterSpreadsOverPlannedWaitSteps(t *testing.T) {
 						failedAt[body] = time.Now()
 						return rig.ErrFailed
 					}
-					delay, err := time.ParseDuration(msg.Metadata.Get(header.Delay))
+					delay, err := time.ParseDuration(msg.Metadata.Get(keys.Delay))
 					if err != nil {
 						t.Error(err)
 					}

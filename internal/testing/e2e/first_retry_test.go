@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
@@ -107,7 +108,7 @@ func TestRetriesWithoutADelayNeverSpin(t *testing.T) {
 		dead := r.DeadLetter()
 		timeline.RequireGaps(t, r.Plan, c.gaps...)
 		var history []header.AttemptError
-		text, _ := dead.Headers[header.DeadHistory].(string)
+		text, _ := dead.Headers[keys.DeadHistory].(string)
 		require.NoError(t, json.Unmarshal([]byte(text), &history))
 		var delays []string
 		for _, entry := range history {

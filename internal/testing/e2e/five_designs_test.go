@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/passage"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
@@ -477,8 +478,8 @@ func blockRow(t *testing.T, strategy topology.Strategy) {
 	require.Equal(t, 0, other.Depth(".dlq"))
 
 	requireOrigin := func(d amqp.Delivery, queueKey string) {
-		require.Equal(t, exchange, d.Headers[header.OriginExchange])
-		require.Equal(t, key, d.Headers[header.OriginRoutingKey])
+		require.Equal(t, exchange, d.Headers[keys.OriginExchange])
+		require.Equal(t, key, d.Headers[keys.OriginRoutingKey])
 		require.Equal(t, r.Queue, d.Headers[queueKey])
 	}
 	send("refuse") // the marshaler refuses it

@@ -19,11 +19,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/frame"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -428,7 +428,7 @@ func requireConverted(t *testing.T, letters map[string]*letter, old bool) {
 	require.Equal(t, "\x00Sw\xa1\x06gr\u00fc\u00df", string(dead("value text").Body))
 	require.Equal(t, "amqp-1.0", dead("value text").Type)
 	require.Equal(t, "amqp-1.0", dead("sequences").Type)
-	require.NotEmpty(t, dead("ttl").Headers[header.OriginExchange])
+	require.NotEmpty(t, dead("ttl").Headers[keys.OriginExchange])
 	require.Empty(t, dead("ttl").Expiration)
 	p := dead("properties")
 	require.Equal(t, []any{"id-1", "corr", "application/json", "utf-8", uint8(7)},

@@ -16,11 +16,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/budget"
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -62,7 +62,7 @@ func TestBlockedHandlerDoesNotStopTheOthers(t *testing.T) {
 	require.Equal(t, n, handlers.Peak())
 	back := rig.Take(t, r.URL, r.Queue)
 	require.Equal(t, "blocked", string(back.Body))
-	require.NotContains(t, back.Headers, header.Failures)
+	require.NotContains(t, back.Headers, keys.Failures)
 	require.Zero(t, r.Depth(""))
 	require.Zero(t, r.Depth(".wait.30s"))
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
@@ -129,7 +130,7 @@ func TestTheHookIsToldOfEveryReason(t *testing.T) {
 			test.c.RetryOptions = append(test.c.RetryOptions, test.option(t))
 		}
 		if test.reason == header.ReasonCrashLoop {
-			test.msg.Headers = forged(test.c.Queue, header.Interruptions, "4").Headers
+			test.msg.Headers = forged(test.c.Queue, keys.Interruptions, "4").Headers
 			orphan(t, test.c.URL, test.c.Queue, test.msg)
 		}
 		r := rig.Start(t, test.c)

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
@@ -88,24 +89,24 @@ func hostiles(queue, victim string) map[string]hostile {
 	}
 	all := map[string]hostile{
 		"failures huge": {
-			msg:  forged(queue, header.Failures, digits),
+			msg:  forged(queue, keys.Failures, digits),
 			dead: map[string]string{header.DeadFailures: "1000000"},
 		},
-		"failures, one to go": {msg: forged(queue, header.Failures, "1"), attempts: 1},
+		"failures, one to go": {msg: forged(queue, keys.Failures, "1"), attempts: 1},
 		"origin is the victim": {
-			msg: forged(queue, header.Failures, "1", header.OriginExchange, "",
-				header.OriginRoutingKey, victim),
-			attempts: 1, dead: map[string]string{header.OriginRoutingKey: victim},
+			msg: forged(queue, keys.Failures, "1", keys.OriginExchange, "",
+				keys.OriginRoutingKey, victim),
+			attempts: 1, dead: map[string]string{keys.OriginRoutingKey: victim},
 		},
 		"origin too long": {
-			msg:      forged(queue, header.OriginRoutingKey, strings.Repeat(victim, 400)),
-			attempts: 2, dead: map[string]string{header.OriginRoutingKey: queue},
+			msg:      forged(queue, keys.OriginRoutingKey, strings.Repeat(victim, 400)),
+			attempts: 2, dead: map[string]string{keys.OriginRoutingKey: queue},
 		},
 		"deadline past": {
-			msg: forged(queue, header.Deadline, past), attempts: 1, reason: "deadline",
+			msg: forged(queue, keys.Deadline, past), attempts: 1, reason: "deadline",
 		},
 		"deadline past, seen before": {
-			msg: forged(queue, header.Deadline, past, header.FirstSeen, past), reason: "deadline",
+			msg: forged(queue, keys.Deadline, past, keys.FirstSeen, past), reason: "deadline",
 		},
 		"as many headers as are read": {
 			msg: amqp.Publishing{Headers: manyHeaders(8190)}, attempts: 1, reason: "-",
@@ -116,30 +117,30 @@ func hostiles(queue, victim string) map[string]hostile {
 	}
 	for id, msg := range map[string]amqp.Publishing{
 		"nothing at all":        {},
-		"failures negative":     forged(queue, header.Failures, "-3"),
-		"failures garbage":      forged(queue, header.Failures, "\x00two"),
-		"failures not a string": forged(queue, header.Failures, int64(7)),
-		"queue not a string":    withHeaders(header.Queue, []byte(queue), header.Failures, "9"),
-		"state of another queue": forged(victim, header.Failures, "9",
-			header.OriginRoutingKey, victim),
-		"origin is an exchange": forged(queue, header.OriginExchange, "amq.fanout",
-			header.OriginRoutingKey, victim),
+		"failures negative":     forged(queue, keys.Failures, "-3"),
+		"failures garbage":      forged(queue, keys.Failures, "\x00two"),
+		"failures not a string": forged(queue, keys.Failures, int64(7)),
+		"queue not a string":    withHeaders(header.Queue, []byte(queue), keys.Failures, "9"),
+		"state of another queue": forged(victim, keys.Failures, "9",
+			keys.OriginRoutingKey, victim),
+		"origin is an exchange": forged(queue, keys.OriginExchange, "amq.fanout",
+			keys.OriginRoutingKey, victim),
 		"dead letter of this queue": withHeaders(header.DeadQueue, queue, header.DeadFailures, "9",
-			header.OriginRoutingKey, victim, header.DeadHistory, history),
-		"deadline garbage":            forged(queue, header.Deadline, "\xff"),
-		"first failure in the future": forged(queue, header.FirstFailure, far, header.FirstSeen, far),
-		"not before, without a delay": forged(queue, header.NotBefore, far),
-		"not before, a short delay":   forged(queue, header.NotBefore, far, header.Delay, "100ms"),
-		"not before, garbage": forged(queue, header.NotBefore, "soon", header.Delay, "-1h",
-			header.Snoozed, "x"),
-		"interruptions huge": forged(queue, header.Interruptions, "99999999999999999999",
+			keys.OriginRoutingKey, victim, keys.DeadHistory, history),
+		"deadline garbage":            forged(queue, keys.Deadline, "\xff"),
+		"first failure in the future": forged(queue, keys.FirstFailure, far, keys.FirstSeen, far),
+		"not before, without a delay": forged(queue, keys.NotBefore, far),
+		"not before, a short delay":   forged(queue, keys.NotBefore, far, keys.Delay, "100ms"),
+		"not before, garbage": forged(queue, keys.NotBefore, "soon", keys.Delay, "-1h",
+			keys.Snoozed, "x"),
+		"interruptions huge": forged(queue, keys.Interruptions, "99999999999999999999",
 			"x-delivery-count", int64(99), "x-acquired-count", int64(99)),
-		"nonce":              forged(queue, header.Publish, "0000000000000000-1"),
-		"nonce not a string": forged(queue, header.Publish, amqp.Table{"a": int32(1)}),
-		"history garbage":    forged(queue, header.History, strings.Repeat("[", 9000)),
-		"history of a liar":  forged(queue, header.History, history),
-		"class and error": forged(queue, header.ErrorClass, "permanent",
-			header.Error, strings.Repeat("\xff", 50_000), header.Inner, "true"),
+		"nonce":              forged(queue, keys.Publish, "0000000000000000-1"),
+		"nonce not a string": forged(queue, keys.Publish, amqp.Table{"a": int32(1)}),
+		"history garbage":    forged(queue, keys.History, strings.Repeat("[", 9000)),
+		"history of a liar":  forged(queue, keys.History, history),
+		"class and error": forged(queue, keys.ErrorClass, "permanent",
+			keys.Error, strings.Repeat("\xff", 50_000), keys.Inner, "true"),
 		"x-death, a list of strings": withHeaders("x-death", []any{"a", "b"}),
 		"x-death, a string": withHeaders("x-death", "a", "x-first-death-queue", victim,
 			"x-first-death-exchange", int64(1), "x-last-death-reason", nil),
@@ -214,7 +215,7 @@ func TestHostileMessages(t *testing.T) {
 			send(amqp.Publishing{MessageId: "normal"})
 		}
 		// A message that asks to wait for ten years waits, in rounds, and harms no other.
-		forever := forged(queue, header.NotBefore, "9999-12-31T23:59:59Z", header.Delay, "87600h")
+		forever := forged(queue, keys.NotBefore, "9999-12-31T23:59:59Z", keys.Delay, "87600h")
 		forever.MessageId = "forever"
 		send(forever)
 
@@ -384,7 +385,7 @@ func TestLeastFrameTakesEveryNote(t *testing.T) {
 	dead := r.DeadLetter()
 	require.Equal(t, string(header.ReasonExhausted), dead.Headers[header.DeadReason])
 	require.Equal(t, "2", dead.Headers[header.DeadFailures])
-	require.Equal(t, exchange, dead.Headers[header.OriginExchange])
+	require.Equal(t, exchange, dead.Headers[keys.OriginExchange])
 	require.Len(t, dead.Headers[header.DeadError], 2048)
 	r.Stop()
 }
@@ -482,7 +483,7 @@ func TestHistoryOfAThousandAttempts(t *testing.T) {
 	require.Equal(t, attempts, calls.Count())
 	require.Equal(t, "1000", dead.Headers[header.DeadFailures])
 	require.Equal(t, "exhausted", dead.Headers[header.DeadReason])
-	text, _ := dead.Headers[header.DeadHistory].(string)
+	text, _ := dead.Headers[keys.DeadHistory].(string)
 	require.LessOrEqual(t, len(text), 16<<10)
 	history := header.Parse("", func(key string) (string, bool) {
 		value, ok := dead.Headers[key].(string)
@@ -521,7 +522,7 @@ func TestHugeErrorTextHarmsNothing(t *testing.T) {
 	dead := r.DeadLetter()
 	text, _ := dead.Headers[header.DeadError].(string)
 	require.Contains(t, text, "(cut, 1250000 bytes)")
-	require.LessOrEqual(t, len(text), header.MaxErrorBytes)
+	require.LessOrEqual(t, len(text), keys.MaxErrorBytes)
 	require.Equal(t, "101", dead.Headers[header.DeadFailures])
 	require.NotContains(t, r.Logs.Text(), "lost, reconnecting")
 	require.Equal(t, 101, calls.Count())

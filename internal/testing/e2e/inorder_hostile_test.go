@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/order"
 	"github.com/millpond-go/millpond/internal/testing/memnet"
 	"github.com/millpond-go/millpond/internal/testing/peer"
@@ -35,24 +36,24 @@ func TestAForgedMessageInTheLineStopsNothing(t *testing.T) {
 	const huge = "18446744073709551615"
 	far := time.Now().AddDate(1, 0, 0).UTC().Format(time.RFC3339Nano)
 	token := func(epoch, ahead, crashes string) amqp.Table {
-		return amqp.Table{header.Line: "token " + epoch + " x " + ahead + " " + crashes + " 0-0"}
+		return amqp.Table{keys.Line: "token " + epoch + " x " + ahead + " " + crashes + " 0-0"}
 	}
 	wait := func(number, id string) amqp.Table {
-		return amqp.Table{header.Line: "wait " + number + " " + id, header.Key: "a"}
+		return amqp.Table{keys.Line: "wait " + number + " " + id, keys.Key: "a"}
 	}
 	for name, headers := range map[string]amqp.Table{
 		"a token with a huge epoch":         token(huge, "65536", "9223372036854775807"),
 		"a token with a large epoch":        token("9223372036854775808", "1", "1"),
 		"a token of the most ended leaders": token("9", "1", "1000"),
-		"a token with words left out":       {header.Line: "token"},
+		"a token with words left out":       {keys.Line: "token"},
 		"huge numbers":                      wait(huge, huge+"-"+huge),
 		"large numbers":                     wait("7", "9223372036854775807-7"),
 		"a time that is far away": {
-			header.Line: "wait 1 1-1", header.Key: "a", header.NotBefore: far,
+			keys.Line: "wait 1 1-1", keys.Key: "a", keys.NotBefore: far,
 		},
 		"no header": {},
 		"headers of other types": {
-			header.Line: int64(7), header.Key: []byte("a"), header.NotBefore: true,
+			keys.Line: int64(7), keys.Key: []byte("a"), keys.NotBefore: true,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -117,7 +118,7 @@ func TestAForgedEpochLetsNoEpochFall(t *testing.T) {
 				cfg.URL, cfg.Queue, cfg.Keep = broker.URL(), "orders", true
 				forge := func() {
 					rig.Publish(t, broker.URL(), "", "orders.line", amqp.Publishing{Headers: amqp.Table{
-						header.Line: c.note, header.Key: "b",
+						keys.Line: c.note, keys.Key: "b",
 					}})
 					<-time.After(5 * time.Second)
 				}
@@ -199,7 +200,7 @@ func TestAForgedEpochAndAProcessThatHasLedBefore(t *testing.T) {
 		send("a:1")
 		led, _ := now()
 		rig.Publish(t, broker.URL(), "", "orders.line", amqp.Publishing{Headers: amqp.Table{
-			header.Line: fmt.Sprintf("token %d x 1 0 0-0", led+1<<20),
+			keys.Line: fmt.Sprintf("token %d x 1 0 0-0", led+1<<20),
 		}})
 		time.Sleep(30 * time.Second)
 		send("a:2")
@@ -289,8 +290,8 @@ func TestAMessageThatFollowsKeepsItsDelay(t *testing.T) {
 	due := time.Now().Add(5 * time.Second)
 	later := rig.Message("a:1")
 	later.Headers = amqp.Table{
-		header.Queue: r.Queue, header.Snoozed: "10s",
-		header.NotBefore: due.UTC().Format(time.RFC3339Nano),
+		header.Queue: r.Queue, keys.Snoozed: "10s",
+		keys.NotBefore: due.UTC().Format(time.RFC3339Nano),
 	}
 	r.Publish(later)
 	require.WithinRange(t, rig.Await(t, at), due.Add(-rig.Grace), due.Add(rig.Ceiling))
@@ -325,10 +326,10 @@ func TestUnusualKeys(t *testing.T) {
 				dead := r.DeadLetter()
 				rig.RequireDead(t, dead, "exhausted", "2")
 				if block {
-					note := order.ParseNote(dead.Headers[header.DeadLine].(string))
+					note := order.ParseNote(dead.Headers[keys.DeadLine].(string))
 					rig.Publish(t, r.URL, "", r.Queue+".line", amqp.Publishing{Headers: amqp.Table{
-						header.Key:  dead.Headers[header.DeadKey],
-						header.Line: order.Note{Kind: order.Release, ID: note.ID}.String(),
+						keys.Key:  dead.Headers[keys.DeadKey],
+						keys.Line: order.Note{Kind: order.Release, ID: note.ID}.String(),
 					}})
 				}
 				within(t, 20*time.Second, "all others are handled", func() bool { return handled.len() == 3 })

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/order"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
@@ -182,15 +183,15 @@ func TestABlockedKeyWaitsForItsRelease(t *testing.T) {
 	r.Send(ofKey("a", 5)...)
 	dead := r.DeadLetter()
 	rig.RequireDead(t, dead, "exhausted", "2")
-	require.Equal(t, "a", dead.Headers[header.DeadKey])
+	require.Equal(t, "a", dead.Headers[keys.DeadKey])
 	r.Send("b:0")
 	rig.WaitFor(t, "the other key is handled", func() bool { return handled.len() == 1 })
 	require.Empty(t, handled.of("a"))
-	note := order.ParseNote(dead.Headers[header.DeadLine].(string))
+	note := order.ParseNote(dead.Headers[keys.DeadLine].(string))
 	for _, id := range []order.ID{{Epoch: 1, N: 999999}, note.ID} { // another mark has no effect
 		require.Empty(t, handled.of("a"))
 		rig.Publish(t, r.URL, "", r.Queue+".line", amqp.Publishing{Headers: amqp.Table{
-			header.Key: "a", header.Line: order.Note{Kind: order.Release, ID: id}.String(),
+			keys.Key: "a", keys.Line: order.Note{Kind: order.Release, ID: id}.String(),
 		}})
 	}
 	rig.WaitFor(t, "the key goes on", func() bool { return len(handled.of("a")) == 4 })

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
@@ -214,7 +215,7 @@ func TestARetryThatAPolicyLeadsAwayAndHasNoHomeIsStranded(t *testing.T) {
 	stranded := rig.Take(t, url, strategy.Prefix+".stranded")
 	require.Equal(t, home, stranded.RoutingKey)
 	require.Equal(t, home, stranded.Headers[header.Queue])
-	require.Equal(t, "1", stranded.Headers[header.Failures])
+	require.Equal(t, "1", stranded.Headers[keys.Failures])
 	require.Zero(t, wrong.Count())
 }
 

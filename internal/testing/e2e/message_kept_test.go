@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
@@ -123,7 +124,7 @@ func TestForeignMessageSurvivesUnchanged(t *testing.T) {
 		requireSame(t, sent, dead)
 		require.Equal(t, amqp.Persistent, dead.DeliveryMode)
 		for _, key := range []string{
-			"new", "x-death", "x-acquired-count", header.Failures, header.Queue,
+			"new", "x-death", "x-acquired-count", keys.Failures, header.Queue,
 		} {
 			require.NotContains(t, dead.Headers, key)
 		}
@@ -289,7 +290,7 @@ func unreadable() map[string][]byte {
 		"a list of 8193":       append(list, strings.Repeat("V", 8193)...),
 		"an unsigned long":     {1, 'k', 'L', 0xff, 0, 0, 0, 0, 0, 0, 1},
 		"headers of 130 KiB":   append(large, make([]byte, 130_000)...),
-		"forged by a producer": append([]byte("\x13"+header.Unreadable+"x"), 0, 0, 0, 1, 'a'),
+		"forged by a producer": append([]byte("\x13"+keys.Unreadable+"x"), 0, 0, 0, 1, 'a'),
 	}
 }
 
@@ -327,7 +328,7 @@ func TestHeadersThatTheClientLibraryCannotRead(t *testing.T) {
 			rig.WaitFor(t, "all to be handled or dead", func() bool {
 				d, ok, err := ch.Get(r.Queue+".dlq", true)
 				require.NoError(t, err)
-				if raw, _ := d.Headers[header.Unreadable].([]byte); ok {
+				if raw, _ := d.Headers[keys.Unreadable].([]byte); ok {
 					dead[string(raw)] = d
 				}
 				return normal.Count() == len(cases) && len(dead)+readable.Count() == len(cases)
@@ -504,7 +505,7 @@ func TestPriorityIsTheSameOnEveryAttempt(t *testing.T) {
 			}
 			dead := r.DeadLetter()
 			require.Equal(t, priority, dead.Priority)
-			require.NotContains(t, dead.Headers, header.Priority)
+			require.NotContains(t, dead.Headers, keys.Priority)
 
 			msg := rig.DelayedBy(50 * time.Millisecond)
 			msg.Metadata.Set(priorityMetadata, want)

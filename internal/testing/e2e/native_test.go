@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
@@ -88,7 +89,7 @@ func TestNativeWaitsInItsQueue(t *testing.T) {
 	require.Equal(t, "fails", string(dead.Body))
 	require.Equal(t, "red", dead.Headers["colour"])
 	require.Equal(t, "call 5", dead.Headers[header.DeadError])
-	require.NotContains(t, dead.Headers[header.DeadHistory], "call 4", "the queue has kept no history")
+	require.NotContains(t, dead.Headers[keys.DeadHistory], "call 4", "the queue has kept no history")
 	require.Equal(t, 1, r.Logs.Said("policies cannot be seen without WithManagement"))
 	r.RequireNothingLeft(0)
 }

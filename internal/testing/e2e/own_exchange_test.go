@@ -66,15 +66,15 @@ func (f *fed) names() []string {
 	return names
 }
 
-// keys are the routing keys of the messages. The topic exchange alone looks at them.
-var keys = map[string]string{"topic": "order.created.eu", "fanout": "any other", "headers": ""}
+// routingKeys are the routing keys of the messages. The topic exchange alone looks at them.
+var routingKeys = map[string]string{"topic": "order.created.eu", "fanout": "any other", "headers": ""}
 
 // send publishes a message whose body is the type of the exchange.
 func (f *fed) send(kind string) {
 	f.t.Helper()
 	msg := rig.Message(kind)
 	msg.Headers = amqp.Table{"kind": "order"}
-	rig.Publish(f.t, f.url, f.exchanges[kind], keys[kind], msg)
+	rig.Publish(f.t, f.url, f.exchanges[kind], routingKeys[kind], msg)
 }
 
 // onTopic declares the main queue with a binding to the topic exchange.
@@ -145,8 +145,8 @@ func eachReturns(f *fed, strategy topology.Strategy, main topology.QueueType) {
 	}
 	alone := rig.Message("alone")
 	alone.Headers = amqp.Table{ // a producer forges every header that could steer it
-		"kind": "order", header.Queue: r.Queue, header.OriginExchange: f.exchanges["topic"],
-		header.Via: "through " + f.exchanges["topic"] + " " + r.Queue, header.Level + "9": "first",
+		"kind": "order", header.Queue: r.Queue, keys.OriginExchange: f.exchanges["topic"],
+		keys.Via: "through " + f.exchanges["topic"] + " " + r.Queue, keys.Level + "9": "first",
 	}
 	r.Publish(alone)
 	calls := func() int {
@@ -205,9 +205,9 @@ func TestSiblingsOfTwoExchangesDoNotMultiplyRetries(t *testing.T) {
 				for range 6 { // of each exchange the message, and two copies of the other's retries
 					dead := r.DeadLetter()
 					require.Equal(t, "3", dead.Headers[header.DeadFailures])
-					require.Equal(t, f.exchanges[string(dead.Body)], dead.Headers[header.OriginExchange])
+					require.Equal(t, f.exchanges[string(dead.Body)], dead.Headers[keys.OriginExchange])
 					for key := range dead.Headers {
-						require.False(t, key == header.Via || strings.HasPrefix(key, header.Level), key)
+						require.False(t, key == keys.Via || strings.HasPrefix(key, keys.Level), key)
 					}
 				}
 				require.Equal(t, 18, calls[i].Count())
@@ -238,7 +238,7 @@ func (f *fed) older(
 			raw, _ := topology.Received(msg.Context())
 			attempt := middleware.Attempt(msg.Context())
 			text := fmt.Sprintf("%d by %s %s", attempt, raw.Exchange, raw.RoutingKey)
-			if raw.Headers[header.Level+"1"] != nil {
+			if raw.Headers[keys.Level+"1"] != nil {
 				text += " of a level"
 			}
 			arrivals <- text
@@ -275,11 +275,11 @@ func TestWaitQueuesOfAnEarlierVersionDrain(t *testing.T) {
 	require.NoError(t, ch.QueueBind(r.Queue, r.Queue, old, false,
 		amqp.Table{"x-match": "all", header.Queue: r.Queue}))
 	require.NoError(t, ch.ExchangeBind(r.Queue+".return."+events, r.Queue, old, false,
-		amqp.Table{"x-match": "all", header.Via: "through " + r.Queue}))
+		amqp.Table{"x-match": "all", keys.Via: "through " + r.Queue}))
 	for _, return_ := range []string{"through " + r.Queue, "owed", "kept"} {
 		msg := rig.Message("old")
 		msg.Headers = amqp.Table{
-			header.Queue: r.Queue, header.Failures: "2", header.Via: return_, header.Delay: "100ms",
+			header.Queue: r.Queue, keys.Failures: "2", keys.Via: return_, keys.Delay: "100ms",
 		}
 		rig.Publish(t, f.url, in, "order.created.eu", msg)
 		require.Equal(t, "3 by "+old+" order.created.eu", rig.Await(t, arrivals))
@@ -307,8 +307,8 @@ func TestLevelsOfAnEarlierVersionDrain(t *testing.T) {
 		prefix+".level.1.via", old, amqp.Table{"alternate-exchange": prefix + ".via"})
 	msg := rig.Message("old")
 	msg.Headers = amqp.Table{
-		header.Queue: r.Queue, header.Failures: "2", header.Delay: "100ms", header.Level + "1": "first",
-		header.Via: "through " + f.exchanges["topic"] + " " + r.Queue,
+		header.Queue: r.Queue, keys.Failures: "2", keys.Delay: "100ms", keys.Level + "1": "first",
+		keys.Via: "through " + f.exchanges["topic"] + " " + r.Queue,
 	}
 	rig.Publish(t, f.url, in, "order.created.eu", msg)
 	require.Equal(t, "3 by "+old+" order.created.eu of a level", rig.Await(t, arrivals))

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/frame"
 	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/rig"
@@ -77,7 +78,7 @@ func TestCloseDrains(t *testing.T) {
 			r.Stop()
 			back := rig.Take(t, r.URL, r.Queue)
 			require.Equal(t, "slow", string(back.Body))
-			require.NotContains(t, back.Headers, header.Failures)
+			require.NotContains(t, back.Headers, keys.Failures)
 			require.Zero(t, r.Depth(".wait.30s"))
 		})
 	})
@@ -488,7 +489,7 @@ func (c sigterm) run(t *testing.T, broker *peer.Server) {
 	for range left {
 		msg := rig.Take(t, url, queue)
 		found[string(msg.Body)]++
-		require.NotContains(t, msg.Headers, header.Failures, "an attempt was burned")
+		require.NotContains(t, msg.Headers, keys.Failures, "an attempt was burned")
 	}
 	require.Equal(t, left-c.queued, found["behind it"], "%v", found)
 	require.Equal(t, c.queued, found[c.body]+found["fail behind it"], "%v", found)
@@ -497,7 +498,7 @@ func (c sigterm) run(t *testing.T, broker *peer.Server) {
 	require.GreaterOrEqual(t, waiting, c.waiting, "waiting")
 	require.LessOrEqual(t, waiting, c.waiting+c.unsure, "waiting")
 	for range waiting {
-		require.Equal(t, "1", rig.Take(t, url, queue+".wait.1h").Headers[header.Failures])
+		require.Equal(t, "1", rig.Take(t, url, queue+".wait.1h").Headers[keys.Failures])
 	}
 	require.Zero(t, testbroker.Depth(t, url, queue+".dlq"))
 }

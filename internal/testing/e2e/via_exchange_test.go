@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
@@ -43,7 +44,7 @@ func TestForgedNotesSteerNoRetryThroughTheExchange(t *testing.T) {
 	send(amqp.Table{header.Queue: invoices})
 	for _, owner := range []string{r.Queue, invoices} {
 		forged := amqp.Table{
-			header.Queue: owner, header.OriginExchange: others, header.OriginRoutingKey: "invoice.paid",
+			header.Queue: owner, keys.OriginExchange: others, keys.OriginRoutingKey: "invoice.paid",
 		}
 		r.Publish(amqp.Publishing{Headers: forged})
 		send(forged)
@@ -111,7 +112,7 @@ func TestSiblingsDoNotMultiplyRetries(t *testing.T) {
 		for range 3 { // the message, and two copies of the sibling's retries
 			dead := r.DeadLetter()
 			require.Equal(t, "3", dead.Headers[header.DeadFailures])
-			require.NotContains(t, dead.Headers, header.Via)
+			require.NotContains(t, dead.Headers, keys.Via)
 		}
 		require.Equal(t, 9, calls[i].Count())
 	}

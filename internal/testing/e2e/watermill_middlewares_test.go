@@ -19,6 +19,7 @@ import (
 	"github.com/sony/gobreaker"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
@@ -380,8 +381,8 @@ func TestComposedWithRandomFail(t *testing.T) {
 			r, _ := failing(t, 1, 100, rig.Config{Outer: chain{c.m}})
 			r.Send("order")
 			waiting := rig.Take(t, r.URL, r.Queue+".wait.1s")
-			require.NotContains(t, waiting.Headers, header.Failures)
-			require.Contains(t, waiting.Headers, header.FirstSeen)
+			require.NotContains(t, waiting.Headers, keys.Failures)
+			require.Contains(t, waiting.Headers, keys.FirstSeen)
 			r.RequireNothingLeft(0)
 		})
 	}

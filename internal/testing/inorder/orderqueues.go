@@ -10,10 +10,10 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/order"
 	"github.com/millpond-go/millpond/internal/testing/chaos"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // depths returns the number of messages of each queue, held ones included, after two equal looks.
@@ -82,7 +82,7 @@ func contents(
 
 // isMark reports whether a message of the line is the mark of a dead letter that blocks its key.
 func isMark(d amqp.Delivery) bool {
-	note, _ := d.Headers[header.Line].(string)
+	note, _ := d.Headers[keys.Line].(string)
 	return order.ParseNote(note).Kind == order.Block
 }
 

@@ -14,8 +14,8 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/frame"
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -131,7 +131,7 @@ func (w *watched) Write(p []byte) (int, error) {
 			return w.Conn.Write(p)
 		}
 		if isFrame && frame.Frame(whole).Kind() == frame.KindHeader &&
-			strings.Contains(string(whole), header.NotBefore) {
+			strings.Contains(string(whole), keys.NotBefore) {
 			w.rounds.mu.Lock()
 			w.rounds.heads = append(w.rounds.heads, string(whole))
 			w.rounds.mu.Unlock()

@@ -17,6 +17,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/header"
 )
@@ -50,7 +51,7 @@ func Named(body string) amqp.Publishing {
 // from a wait queue of topology.PerQueue.
 func Suspect(queue string) amqp.Table {
 	return amqp.Table{
-		header.Queue: queue, header.Interruptions: "1",
+		header.Queue: queue, keys.Interruptions: "1",
 		"x-death": []any{amqp.Table{"queue": queue + ".wait.1s", "reason": "expired"}},
 	}
 }

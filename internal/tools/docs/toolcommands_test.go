@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
@@ -334,12 +335,12 @@ func (d *desk) block(ch *amqp.Channel, key string) {
 	d.t.Helper()
 	publish(d.t, ch, "orders.line", amqp.Publishing{
 		MessageId: "order-17", DeliveryMode: amqp.Persistent, Timestamp: time.Now(),
-		Headers: amqp.Table{header.Key: key, header.Line: "block 1 1-1"},
+		Headers: amqp.Table{keys.Key: key, keys.Line: "block 1 1-1"},
 	})
 	publish(d.t, ch, "orders.dlq", amqp.Publishing{
 		MessageId: "order-17", DeliveryMode: amqp.Persistent, Body: []byte(`{"order":17}`),
 		Headers: amqp.Table{
-			header.DeadQueue: "orders", header.DeadKey: key, header.DeadLine: "block 1 1-1",
+			header.DeadQueue: "orders", keys.DeadKey: key, keys.DeadLine: "block 1 1-1",
 		},
 	})
 }

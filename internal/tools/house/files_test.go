@@ -37,38 +37,46 @@ const (
 // "x/…" is x and all packages below it.
 var library = map[string][]string{
 	"backoff":           {module + "/internal/nils", cenkalti4},
-	"middleware/header": {module + "/internal/excerpt"},
+	"middleware/header": {module + "/internal/excerpt", module + "/internal/keys"},
 	"middleware": {
 		module + "/backoff", module + "/middleware/header", module + "/internal/clock",
+		module + "/internal/keys",
 		module + "/internal/excerpt", module + "/internal/hold", module + "/internal/nils",
 		module + "/internal/observe", module + "/internal/seam",
 		watermill + "/…", cenkalti4, cenkalti5,
 	},
 	"middleware/adaptive": {
 		module + "/backoff", module + "/middleware", module + "/middleware/header",
+		module + "/internal/keys",
 	},
 	"middleware/budget": {
 		module + "/backoff", module + "/middleware/header", module + "/internal/nils",
+		module + "/internal/keys",
 		module + "/internal/seam", watermill + "/message",
 	},
 	"middleware/outage": {
 		module + "/backoff", module + "/middleware/header", module + "/internal/brake",
+		module + "/internal/keys",
 		module + "/internal/fleet", module + "/internal/seam", watermill,
 	},
 	"middleware/middlewaretest": {
 		module + "/middleware/header", module + "/middleware", module + "/internal/ladder",
+		module + "/internal/keys",
 		watermill + "/…",
 	},
 	"middleware/metrics": {
 		module + "/internal/nils",
 		module + "/middleware/header", module + "/middleware", module + "/topology",
+		module + "/internal/keys",
 		module + "/topology/operate", prometheus,
 	},
 	"middleware/tracing": {
 		module + "/middleware/header", module + "/middleware", watermill + "/…", opentelemetry + "/…",
+		module + "/internal/keys",
 	},
 	"topology": {
 		module + "/backoff", module + "/middleware", module + "/middleware/header",
+		module + "/internal/keys",
 		module + "/internal/excerpt", module + "/internal/audit", module + "/internal/consumer",
 		module + "/internal/ladder", module + "/internal/link", module + "/internal/nils",
 		module + "/internal/observe", module + "/internal/publisher", module + "/internal/seam",
@@ -90,11 +98,13 @@ var library = map[string][]string{
 	"topology/amqpv3": {module + "/topology", watermill, wamqp, wamqp3, amqp091},
 	"topology/topologytest": {
 		"testing", module + "/backoff", module + "/middleware", module + "/middleware/header",
+		module + "/internal/keys",
 		module + "/topology", module + "/internal/ladder", module + "/internal/testing/passage",
 		watermill + "/…", wamqp, amqp091,
 	},
 	"topology/operate": {
 		module + "/middleware", module + "/middleware/header", module + "/topology",
+		module + "/internal/keys",
 		module + "/internal/audit", module + "/internal/excerpt", module + "/internal/fleet",
 		module + "/internal/link", module + "/internal/management", module + "/internal/order",
 		module + "/internal/policies", module + "/internal/publisher", module + "/internal/scan",
@@ -102,6 +112,7 @@ var library = map[string][]string{
 	},
 	"cmd/millpond/page": {
 		module + "/middleware/header", module + "/topology", module + "/topology/operate",
+		module + "/internal/keys",
 		module + "/topology/operate/discover", module + "/topology/operate/doctor",
 		module + "/cmd/millpond/internal/lettertext", module + "/cmd/millpond/internal/overview",
 		module + "/cmd/millpond/page/internal/job",
@@ -109,6 +120,7 @@ var library = map[string][]string{
 	},
 	"topology/operate/discover": {
 		module + "/middleware/header", module + "/topology", module + "/topology/operate",
+		module + "/internal/keys",
 		module + "/internal/audit", module + "/internal/excerpt", module + "/internal/fleet",
 		module + "/internal/link", module + "/internal/management", module + "/internal/policies",
 		amqp091,
@@ -129,6 +141,7 @@ var internals = map[string][]string{
 	},
 	"internal/consumer": {
 		module + "/backoff", module + "/middleware", module + "/middleware/header",
+		module + "/internal/keys",
 		module + "/internal/audit", module + "/internal/clock", module + "/internal/hold",
 		module + "/internal/link", module + "/internal/observe", module + "/internal/publisher",
 		module + "/internal/seam", module + "/internal/wire", module + "/topology/wait",
@@ -137,19 +150,25 @@ var internals = map[string][]string{
 	"internal/inorder": {
 		module + "/internal/clock", module + "/internal/consumer", module + "/internal/link",
 		module + "/internal/order", module + "/internal/wire", module + "/middleware/header",
+		module + "/internal/keys",
 		watermill + "/…", amqp091,
 	},
 	"internal/native": {module + "/internal/consumer", watermill},
 	"internal/seam": {
 		module + "/middleware/header", module + "/internal/link", watermill + "/…",
+		module + "/internal/keys",
 	},
-	"internal/brake": {module + "/middleware/header", module + "/internal/seam"},
+	"internal/brake": {
+		module + "/middleware/header", module + "/internal/keys", module + "/internal/seam",
+	},
 	"internal/order": {},
 	"internal/fleet": {
 		module + "/middleware/header", module + "/internal/brake", module + "/internal/link",
+		module + "/internal/keys",
 		module + "/internal/seam", watermill + "/…", amqp091,
 	},
 	"internal/clock":      nil,
+	"internal/keys":       nil,
 	"internal/hold":       {module + "/internal/clock"},
 	"internal/excerpt":    nil,
 	"internal/ladder":     nil,
@@ -164,6 +183,7 @@ var internals = map[string][]string{
 	"internal/testing/frame": nil,
 	"internal/testing/passage": {
 		module + "/internal/audit", module + "/internal/testing/frame", module + "/middleware/header",
+		module + "/internal/keys",
 		module + "/topology", wamqp, amqp091,
 	},
 }

@@ -12,6 +12,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -89,7 +90,7 @@ func (d *derivation) unclearWait(w *waitQueue, how string) {
 // isOlderLevel reports whether messages come to a wait queue, or leave it, by the headers with
 // which levels before v0.1.0 returned through exchanges of the user.
 func (d *derivation) isOlderLevel(w *waitQueue) bool {
-	byLevel := func(b topology.Binding) bool { return strings.HasPrefix(b.Header, header.Level) }
+	byLevel := func(b topology.Binding) bool { return strings.HasPrefix(b.Header, keys.Level) }
 	return slices.ContainsFunc(d.into[w.name], byLevel) ||
 		slices.ContainsFunc(d.from[w.exchange], byLevel)
 }
@@ -243,7 +244,7 @@ func (d *derivation) via(exchange string, waits []*waitQueue) {
 		switch {
 		case b.Queue != "" && b.Header == header.Queue && b.Value == b.Queue:
 			own[b.Queue] = b
-		case b.ToExchange != "" && b.Header == header.Via:
+		case b.ToExchange != "" && b.Header == keys.Via:
 			for _, behind := range d.from[b.ToExchange] {
 				anchors[behind.Queue] = append(anchors[behind.Queue], b)
 			}

@@ -9,9 +9,9 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -39,7 +39,7 @@ func olderWay(p place) {
 	for i := range plan.Bindings {
 		b := &plan.Bindings[i]
 		b.Exchange, b.Queue = rename(b.Exchange), rename(b.Queue)
-		if b.Header == header.Via {
+		if b.Header == keys.Via {
 			b.Value = "through q"
 		}
 	}
@@ -67,7 +67,7 @@ func olderLevels(p place) {
 	plan := p.provision("q", topology.PerQueue{Via: []string{exchangeOfUser}}, time.Second)
 	const enter, in = "millpond.level.enter.via", "millpond.level.0.via.in"
 	const first, second = "millpond.level.0.via", "millpond.level.1.via"
-	level0 := func(value string) amqp.Table { return amqp.Table{header.Level + "0": value} }
+	level0 := func(value string) amqp.Table { return amqp.Table{keys.Level + "0": value} }
 	for level, to := range map[string]string{first: "millpond.via", second: first} {
 		q := topology.WaitQueue(level, 100*time.Millisecond, topology.Route{Exchange: to})
 		rig.DeclareQueue(p.t, p.url, q.Name, q.Arguments)

@@ -9,8 +9,8 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/wire"
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -81,7 +81,7 @@ func Check(name string) error {
 func fixed(name string) bool {
 	d := amqp.Delivery{Headers: amqp.Table{name: nil}}
 	return strings.HasPrefix(name, "millpond-") ||
-		len(wire.Publishing(&d, header.IsState, nil).Headers) == 0
+		len(wire.Publishing(&d, keys.IsState, nil).Headers) == 0
 }
 
 // TypeName is the AMQP type of a header's value, as ParseHeader takes it.

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
-	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -98,7 +98,7 @@ func (r *Request) filter() (operate.Filter, error) {
 	f := r.Filter
 	if len(r.Runs) > 0 {
 		f.Match = func(l operate.Letter) bool {
-			mark, _ := l.Delivery.Headers[header.Replay].(string)
+			mark, _ := l.Delivery.Headers[keys.Replay].(string)
 			run, _, _ := strings.Cut(mark, ".")
 			return !slices.Contains(r.Runs, run)
 		}
