@@ -163,8 +163,8 @@ func eachReturns(f *fed, strategy topology.Strategy, main topology.QueueType) {
 	for _, kind := range feeding {
 		var want []string
 		for attempt := range 3 {
-			want = append(want, fmt.Sprintf("%d %s of %s %s", attempt+1, keys[kind], f.exchanges[kind],
-				keys[kind]))
+			want = append(want, fmt.Sprintf("%d %s of %s %s", attempt+1, routingKeys[kind], f.exchanges[kind],
+				routingKeys[kind]))
 		}
 		require.Equal(t, want, seen[kind])
 		for range 3 {
