@@ -169,7 +169,7 @@ func eachReturns(f *fed, strategy topology.Strategy, main topology.QueueType) {
 		require.Equal(t, want, seen[kind])
 		for range 3 {
 			copied := rig.Take(t, f.url, f.siblings[kind])
-			require.Equal(t, kind+" by "+keys[kind], string(copied.Body)+" by "+copied.RoutingKey)
+			require.Equal(t, kind+" by "+routingKeys[kind], string(copied.Body)+" by "+copied.RoutingKey)
 		}
 	}
 	require.Len(t, seen["alone"], 3)
