@@ -148,32 +148,3 @@ func TestMemoryFor50000Queues(t *testing.T) {
 		})
 	}
 }
-
-// A list that changes while it is read is read again, and said to be uncertain.
-func TestQueuesThatComeAndGo(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		changes int // requests for queues after which the number still changes
-		told    bool
-	}{"once": {2, false}, "always": {1000, true}} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			m := &many{t: t, services: 100, queues: 1300}
-			asked := 0
-			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if strings.HasPrefix(r.URL.Path, "/api/queues/") {
-					if asked++; asked <= c.changes {
-						m.queues--
-					}
-				}
-				m.ServeHTTP(w, r)
-			}))
-			defer server.Close()
-			v, err := discover.Find(t.Context(), "http://g:g@"+server.Listener.Addr().String(), "/")
-			require.NoError(t, err)
-			require.Len(t, v.Mains, 100)
-			uncertain := strings.Contains(fmt.Sprint(v.Unclear), "deleted while they were listed")
-			require.Equal(t, c.told, uncertain)
-		})
-	}
-}

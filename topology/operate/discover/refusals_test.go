@@ -25,32 +25,15 @@ func TestAnswersThatAreNone(t *testing.T) {
 		queues              string
 		texts               []string
 	}{
-		"unauthorized": {status: 401, queues: `{}`, texts: []string{"401", "the tag monitoring"}},
-		"forbidden":    {status: 403, queues: `{}`, texts: []string{"403", "permissions in the vhost"}},
-		"not found":    {status: 404, queues: `{}`, texts: []string{"no such vhost", "^$ is enough"}},
-		"redirect":     {status: 302, texts: []string{"302 Found"}},
-		"bad request":  {status: 400, queues: `{}`, texts: []string{"400"}},
-		"half a page": {
-			status: 200, queues: `{"total_count":2,"items":[{"name":"a"},{"na`,
-			texts: []string{"unexpected EOF"},
-		},
-		"a list": {status: 200, queues: `[]`, texts: []string{"not an answer of the management API"}},
-		"no page": {
-			status: 200, queues: `{"items":[]}`,
-			texts: []string{"not an answer of the management API", "no page"},
-		},
-		"a page of HTML": {
-			status: 200, queues: `<html>`, texts: []string{"not an answer of the management API"},
-		},
+		"forbidden": {403, 403, `{}`, []string{"403", "permissions in the vhost"}},
+		"not found": {404, 404, `{}`, []string{"no such vhost", "^$ is enough"}},
 		"no exchanges": {
-			status: 200, queues: `{"total_count":1,"items":[` + waitQueue + `]}`, otherStatus: 500,
-			texts: []string{"exchanges", "500"},
+			200, 500, `{"total_count":1,"items":[` + waitQueue + `]}`, []string{"exchanges", "500"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				w.Header().Set("Location", "http://127.0.0.1:1/")
 				if strings.HasPrefix(r.URL.Path, "/api/queues/") {
 					w.WriteHeader(c.status)
 					_, _ = w.Write([]byte(c.queues))
