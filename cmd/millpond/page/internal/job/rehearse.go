@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
-	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -34,7 +33,7 @@ type Rehearsal struct {
 // its digest, for 15 minutes.
 func (m *Manager) Rehearse(ctx context.Context, who string, r Request) (Rehearsal, error) {
 	r.Of, r.Runs = "", nil
-	return m.rehearse(ctx, who, r.clone(), topology.Plan{})
+	return m.rehearse(ctx, who, r.clone())
 }
 
 // Resume rehearses the rest of an action that was stopped, interrupted or has failed: its filter
@@ -52,7 +51,7 @@ func (m *Manager) Resume(ctx context.Context, who, id string) (Rehearsal, error)
 	if a.Progress.Ramp != nil {
 		r.Runs = append(r.Runs, a.Progress.Ramp.Run)
 	}
-	return m.rehearse(ctx, who, r, topology.Plan{})
+	return m.rehearse(ctx, who, r)
 }
 
 // Rehearsal returns a rehearsal that was not started yet.
@@ -69,9 +68,7 @@ func (m *Manager) Rehearsal(id string) (Rehearsal, error) {
 	return a.result, nil
 }
 
-func (m *Manager) rehearse(
-	ctx context.Context, who string, r Request, plan topology.Plan,
-) (Rehearsal, error) {
+func (m *Manager) rehearse(ctx context.Context, who string, r Request) (Rehearsal, error) {
 	if err := r.check(); err != nil {
 		return Rehearsal{}, err
 	}
@@ -81,35 +78,30 @@ func (m *Manager) rehearse(
 	if r.Kind == Discard && m.store == nil {
 		return Rehearsal{}, ErrNoFolder
 	}
-	a := &action{Action: Action{
+	a := &action{keys: []string{r.Queue}, Action: Action{
 		ID: newID(), Who: who, Request: r, Source: r.Queue, State: StateRehearsed,
 	}}
 	if r.Kind != Return {
 		var err error
-		if plan, err = m.Plan(ctx, r.Queue); err != nil {
+		if a.plan, err = m.Plan(ctx, r.Queue); err != nil {
 			return Rehearsal{}, err
 		}
-		a.plan = plan
-	}
-	a.keys = []string{r.Queue}
-	if dead := plan.Dead.RoutingKey; r.Kind != Return {
-		if plan.Dead.Exchange != "" || dead == "" {
+		dead := a.plan.Dead.RoutingKey
+		if a.plan.Dead.Exchange != "" || dead == "" {
 			return Rehearsal{}, operate.ErrNoQueue
 		}
-		a.keys = []string{dead}
-		a.Source = dead
-		switch r.Kind {
-		case ReleaseKey:
-			a.keys, a.Source = []string{plan.Line}, plan.Line
-		case ReplayKey:
-			a.keys = append(a.keys, plan.Line)
-		}
-		if r.Kind == Release || r.Kind == Cancel {
-			a.Source = r.Queue
-			for _, q := range plan.Queues {
-				if q.Delay > 0 {
-					a.keys = append(a.keys, q.Name)
-				}
+		a.keys, a.Source = []string{dead}, dead
+	}
+	switch r.Kind {
+	case ReleaseKey:
+		a.keys, a.Source = []string{a.plan.Line}, a.plan.Line
+	case ReplayKey:
+		a.keys = append(a.keys, a.plan.Line)
+	case Release, Cancel:
+		a.Source = r.Queue
+		for _, q := range a.plan.Queues {
+			if q.Delay > 0 {
+				a.keys = append(a.keys, q.Name)
 			}
 		}
 	}
@@ -127,7 +119,7 @@ func (m *Manager) rehearse(
 		return Rehearsal{}, err
 	}
 	a.Rehearsed = time.Now()
-	a.Words = r.words(a.Count, plan.Dead.RoutingKey)
+	a.Words = r.words(a.Count, a.plan.Dead.RoutingKey)
 	a.Digest = a.digest()
 	found.Action = a.Action
 	a.result = found
