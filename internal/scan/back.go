@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -46,7 +47,8 @@ type back struct {
 	// may leave the queue by themselves.
 	expiring int
 	leaving  bool
-	overdue  bool // some were not back in time
+	overdue  bool         // some were not back in time
+	given    atomic.Int64 // messages
 }
 
 // group is a run of messages that are given back together.
@@ -99,7 +101,6 @@ func (b *back) all(taken int) error {
 	if err != nil {
 		return err
 	}
-	given := 0
 	for i, g := range b.groups {
 		if g.last == 0 {
 			continue
@@ -107,13 +108,11 @@ func (b *back) all(taken int) error {
 		if err := b.ch.Nack(g.last, true, true); err != nil {
 			return err
 		}
-		given += g.keeps
+		given := int(b.given.Add(int64(g.keeps)))
 		if i%unanswered == unanswered-1 && !b.overdue {
-			missing, err := b.await(q.Messages+given, awaitReady)
-			if err != nil {
+			if _, err := b.await(q.Messages+given, awaitReady); err != nil {
 				return err
 			}
-			b.overdue = missing > 0
 		}
 	}
 	if err := b.ch.Nack(0, true, true); err != nil { // 0: all that are left, if any
@@ -132,19 +131,29 @@ func (b *back) all(taken int) error {
 	return err
 }
 
-// await returns how many of n messages are not ready. It returns 0 as soon as all are ready. If the
-// queue has a consumer that may have taken them, it returns 0 after awaitReady.
+// await returns how many of n messages are not ready. It returns 0 as soon as all are ready, and
+// waits while their number grows. If the queue has a consumer that may have taken them, it returns 0
+// after awaitReady. Each page that a quorum queue does not have back yet counts as one (F45).
 func (b *back) await(n int, patience time.Duration) (missing int, err error) {
 	most := 0
-	for began := time.Now(); ; {
+	for grown := time.Now(); ; {
 		q, err := b.ch.QueueDeclarePassive(b.queue, true, false, false, false, nil)
-		most = max(most, q.Messages)
-		switch waited := time.Since(began); {
-		case err != nil || most >= n:
+		if err != nil || q.Messages >= n {
 			return 0, err
-		case waited > awaitReady && q.Consumers > 0:
+		}
+		if q.Messages > most {
+			most, grown = q.Messages, time.Now()
+		}
+		limit := patience
+		switch {
+		case q.Consumers > 0:
+			limit = awaitReady
+		case q.Messages == 0 && !b.leaving:
+			limit = awaitBack // a busy quorum queue says so (F55)
+		}
+		if b.overdue = time.Since(grown) > limit; b.overdue && q.Consumers > 0 {
 			return 0, nil
-		case waited > patience:
+		} else if b.overdue {
 			return n - most, nil
 		}
 		time.Sleep(5 * time.Millisecond)
