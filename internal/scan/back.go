@@ -109,7 +109,7 @@ func (b *back) all(taken int) error {
 			return err
 		}
 		given := int(b.given.Add(int64(g.keeps)))
-		if i%unanswered == unanswered-1 && !b.overdue {
+		if i%unanswered == unanswered-1 {
 			if _, err := b.await(q.Messages+given, awaitReady); err != nil {
 				return err
 			}
@@ -124,6 +124,7 @@ func (b *back) all(taken int) error {
 	} else {
 		want -= b.expiring
 	}
+	b.overdue = false
 	missing, err := b.await(want, patience)
 	if err == nil && missing > 0 && !b.leaving {
 		err = &MissingError{missing}
@@ -135,27 +136,23 @@ func (b *back) all(taken int) error {
 // waits while their number grows. If the queue has a consumer that may have taken them, it returns 0
 // after awaitReady. Each page that a quorum queue does not have back yet counts as one (F45).
 func (b *back) await(n int, patience time.Duration) (missing int, err error) {
-	most := 0
-	for grown := time.Now(); ; {
+	most, began := 0, time.Now()
+	for grown := began; !b.overdue; {
 		q, err := b.ch.QueueDeclarePassive(b.queue, true, false, false, false, nil)
-		if err != nil || q.Messages >= n {
-			return 0, err
-		}
-		if q.Messages > most {
-			most, grown = q.Messages, time.Now()
-		}
-		limit := patience
+		now := time.Now()
 		switch {
-		case q.Consumers > 0:
-			limit = awaitReady
-		case q.Messages == 0 && !b.leaving:
-			limit = awaitBack // a busy quorum queue says so (F55)
-		}
-		if b.overdue = time.Since(grown) > limit; b.overdue && q.Consumers > 0 {
-			return 0, nil
-		} else if b.overdue {
-			return n - most, nil
+		case err != nil || q.Messages >= n:
+			return 0, err
+		case q.Messages > most:
+			most, grown = q.Messages, now
+		case q.Messages+q.Consumers == 0 && !b.leaving: // a busy quorum queue says so, too (F55)
+			b.overdue, grown = now.Sub(began) > awaitBack, now
+		case q.Consumers > 0 && now.Sub(grown) > awaitReady:
+			b.overdue, most = true, n
+		default:
+			b.overdue = now.Sub(grown) > patience
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
+	return n - most, nil
 }
