@@ -2,12 +2,15 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"iter"
 	"slices"
 	"strconv"
 
 	"github.com/urfave/cli/v3"
 
 	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
+	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -20,12 +23,37 @@ func (a app) deadGroups() *cli.Command {
 			"addresses and texts in quotes. The ID of a group is a filter: --group ID.",
 		Flags: filterFlags(),
 		Action: a.onLetters(func(ctx context.Context, c *cli.Command, l *letters) error {
-			groups, err := operate.GroupByError(l.operator.Dead(ctx, l.plan, l.filter, l.limit))
+			groups, err := operate.GroupByError(a.watched(ctx, l))
 			if err != nil {
 				return err
 			}
 			return a.groups(c, l.plan.Queue, groups)
 		}),
+	}
+}
+
+// watched returns the chosen letters, and shows on a terminal how far it is.
+func (a app) watched(ctx context.Context, l *letters) iter.Seq2[operate.Letter, error] {
+	dead := l.operator.Dead(ctx, l.plan, l.filter, l.limit)
+	bar := a.newBar("looking")
+	if !bar.active {
+		return dead
+	}
+	total := 0
+	only := topology.Plan{Queue: l.plan.Dead.RoutingKey}
+	if report, err := l.operator.Inspect(ctx, only); err == nil {
+		total = report.Queues[0].Ready.N
+	}
+	return func(yield func(operate.Letter, error) bool) {
+		defer fmt.Fprint(a.err, "\r\x1b[K")
+		for letter, err := range dead {
+			if n := letter.Position; err == nil {
+				bar.show(operate.Progress{Total: total, Seen: n, Done: n})
+			}
+			if !yield(letter, err) {
+				return
+			}
+		}
 	}
 }
 

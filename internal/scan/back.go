@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -46,7 +47,8 @@ type back struct {
 	// may leave the queue by themselves.
 	expiring int
 	leaving  bool
-	overdue  bool // some were not back in time
+	overdue  bool         // some were not back in time
+	given    atomic.Int64 // messages
 }
 
 // group is a run of messages that are given back together.
@@ -99,7 +101,6 @@ func (b *back) all(taken int) error {
 	if err != nil {
 		return err
 	}
-	given := 0
 	for i, g := range b.groups {
 		if g.last == 0 {
 			continue
@@ -107,13 +108,11 @@ func (b *back) all(taken int) error {
 		if err := b.ch.Nack(g.last, true, true); err != nil {
 			return err
 		}
-		given += g.keeps
-		if i%unanswered == unanswered-1 && !b.overdue {
-			missing, err := b.await(q.Messages+given, awaitReady)
-			if err != nil {
+		given := int(b.given.Add(int64(g.keeps)))
+		if i%unanswered == unanswered-1 {
+			if _, err := b.await(q.Messages+given, awaitReady); err != nil {
 				return err
 			}
-			b.overdue = missing > 0
 		}
 	}
 	if err := b.ch.Nack(0, true, true); err != nil { // 0: all that are left, if any
@@ -125,6 +124,7 @@ func (b *back) all(taken int) error {
 	} else {
 		want -= b.expiring
 	}
+	b.overdue = false
 	missing, err := b.await(want, patience)
 	if err == nil && missing > 0 && !b.leaving {
 		err = &MissingError{missing}
@@ -132,21 +132,27 @@ func (b *back) all(taken int) error {
 	return err
 }
 
-// await returns how many of n messages are not ready. It returns 0 as soon as all are ready. If the
-// queue has a consumer that may have taken them, it returns 0 after awaitReady.
+// await returns how many of n messages are not ready. It returns 0 as soon as all are ready, and
+// waits while their number grows. If the queue has a consumer that may have taken them, it returns 0
+// after awaitReady. Each page that a quorum queue does not have back yet counts as one (F45).
 func (b *back) await(n int, patience time.Duration) (missing int, err error) {
-	most := 0
-	for began := time.Now(); ; {
+	most, began := 0, time.Now()
+	for grown := began; !b.overdue; {
 		q, err := b.ch.QueueDeclarePassive(b.queue, true, false, false, false, nil)
-		most = max(most, q.Messages)
-		switch waited := time.Since(began); {
-		case err != nil || most >= n:
+		now := time.Now()
+		switch {
+		case err != nil || q.Messages >= n:
 			return 0, err
-		case waited > awaitReady && q.Consumers > 0:
-			return 0, nil
-		case waited > patience:
-			return n - most, nil
+		case q.Messages > most:
+			most, grown = q.Messages, now
+		case q.Messages+q.Consumers == 0 && !b.leaving: // a busy quorum queue says so, too (F55)
+			b.overdue, grown = now.Sub(began) > awaitBack, now
+		case q.Consumers > 0 && now.Sub(grown) > awaitReady:
+			b.overdue, most = true, n
+		default:
+			b.overdue = now.Sub(grown) > patience
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
+	return n - most, nil
 }

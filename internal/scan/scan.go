@@ -10,15 +10,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/bits"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/wire"
 )
 
 const (
-	// pageMessages and pageBytes bound the messages that are taken before Next returns them.
-	pageMessages = 500
-	pageBytes    = 8 << 20
+	// pageMessages and pageBytes, of headers and bodies, bound what is taken before Next returns it. A
+	// quorum queue that delivers more at once goes through its whole memory each time (F55).
+	pageMessages = 256
+	pageBytes    = 192 << 10
 	// idle is how long a page waits for its next message before the queue is asked again. The
 	// message is there, unless another consumer has taken it.
 	idle = 5 * time.Second
@@ -41,9 +45,10 @@ type Scan struct {
 	total   int   // messages in the queue at the beginning
 	left    int   // of them, not taken yet
 	seen    int   // messages that Next has returned
-	bytes   int64 // of their bodies
+	bytes   int64 // of their headers and bodies
 	unasked bool  // the broker has not said that there is another message
 	limit   int   // of a page
+	granted int   // the prefetch that the broker knows
 	idle    time.Duration
 
 	page   []amqp.Delivery // taken and not returned by Next yet
@@ -83,6 +88,9 @@ func (s *Scan) Ready() (int, error) {
 
 // Seen returns how many messages Next has returned.
 func (s *Scan) Seen() int { return s.seen }
+
+// Given returns how many messages GiveBack has given back so far. It may be called meanwhile.
+func (s *Scan) Given() int { return int(s.back.given.Load()) }
 
 // Next returns the next message, or false after the last.
 func (s *Scan) Next() (amqp.Delivery, bool, error) {
@@ -130,21 +138,28 @@ func (s *Scan) ask() (amqp.Delivery, bool, error) {
 func (s *Scan) count(d *amqp.Delivery) {
 	s.left--
 	s.seen++
-	s.bytes += int64(len(d.Body))
+	s.bytes += int64(wire.PropertiesSize(&amqp.Publishing{Headers: d.Headers}) + len(d.Body))
 	s.back.expires(d)
 }
 
-// fill takes a page: few messages at first, later as many as pageBytes allows at the average size.
-// It cancels the consumer while that has no room for more, before a message is acked. A message on
-// its way to a cancelled consumer would be neither delivered nor given back until the channel ends.
+// fill takes a page: few messages at first, later the power of two that fits into pageBytes at the
+// average size. Another size is a question to the broker, so it changes rarely.
+//
+// fill cancels the consumer while that has no room for more, before a message is acked. A message
+// on its way to a cancelled consumer would be neither delivered nor given back until the channel
+// ends. It waits for the answers of the broker only where one may say no.
 func (s *Scan) fill() error {
-	size := int(min(int64(s.limit), int64(s.left), int64(2*s.seen+16),
-		max(1, pageBytes/(s.bytes/int64(s.seen)+1))))
+	fits := uint64(max(1, pageBytes/(s.bytes/int64(s.seen))))
+	size := min(s.limit, s.left, 2*s.seen+16, 1<<(bits.Len64(fits)-1))
 	tag := fmt.Sprintf("millpond-%d", s.seen)
-	if err := s.ch.Qos(size, 0, false); err != nil { // for the consumer that comes next
-		return err
+	if size != s.granted {
+		if err := s.ch.Qos(size, 0, false); err != nil { // for the consumer that comes next
+			return err
+		}
+		s.granted = size
 	}
-	page, err := s.ch.Consume(s.queue, tag, false, false, false, false, nil)
+	asked := s.seen > 1 // the broker has answered once that it lets us consume
+	page, err := s.ch.Consume(s.queue, tag, false, false, false, asked, nil)
 	if err != nil {
 		return err
 	}
@@ -170,7 +185,7 @@ func (s *Scan) fill() error {
 			s.unasked = true
 		}
 	}
-	if err := s.ch.Cancel(tag, false); err != nil {
+	if err := s.ch.Cancel(tag, len(s.page) == size); err != nil { // full: nothing is on its way
 		return err
 	}
 	for d := range page { // messages that came in the meantime

@@ -58,7 +58,8 @@ func (o *Operator) peek(
 	}
 }
 
-// giveBackLimit bounds the end of a look, which waits 20 s for messages that are not back.
+// giveBackLimit bounds the end of a look while nothing comes back. It waits 20 s for messages that
+// are not back.
 const giveBackLimit = time.Minute
 
 // holdLimit is how long messages are held, well under the broker's consumer timeout of 30 min
@@ -123,15 +124,20 @@ func (t *taking) handBack() error {
 	done := make(chan error, 1)
 	go func() { done <- t.GiveBack() }()
 	defer t.end()
-	select {
-	case err := <-done:
-		if missing := (*scan.MissingError)(nil); errors.As(err, &missing) {
-			return t.explainMissing(missing.Messages)
+	for given := 0; ; {
+		select {
+		case err := <-done:
+			if missing := (*scan.MissingError)(nil); errors.As(err, &missing) {
+				return t.explainMissing(missing.Messages)
+			}
+			return t.explain(err)
+		case <-time.After(giveBackLimit):
 		}
-		return t.explain(err)
-	case <-time.After(giveBackLimit):
-		return errors.New("the broker does not answer; " +
-			"it gives the messages back when it notices that the connection is gone")
+		before := given
+		if given = t.Given(); given == before {
+			return errors.New("the broker does not answer; " +
+				"it gives the messages back when it notices that the connection is gone")
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package operate_test
 import (
 	"fmt"
 	"maps"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -58,6 +59,84 @@ func TestDeadLettersOutliveFiftyLooks(t *testing.T) {
 		}
 		rig.AwaitDepth(t, r.URL, queue, 0)
 	})
+}
+
+// filled is a quorum queue with letters on a node of its own, and how Erlang finds its process.
+func filled(t *testing.T, n int, pad string) (b *box, eval func(code string) string) {
+	t.Helper()
+	node := testbroker.Private(t)
+	b = newBoxAt(t, node.URL(), testbroker.Queue(t), topology.PerQueue{})
+	for range n / 1000 {
+		b.die(1000, func(_ int, _ *header.RetryState, m *amqp.Publishing) {
+			m.Body = append(m.Body, pad...)
+		})
+	}
+	b.depth(b.dead, n)
+	find := fmt.Sprintf(`
+		{ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"%s">>)),
+		{Name, _} = amqqueue:get_pid(Q), Process = whereis(Name), `, b.dead)
+	return b, func(code string) string { return strings.TrimSpace(node.Ctl(t, "eval", find+code)) }
+}
+
+// For each page of 500 letters a quorum queue went through its whole memory, so that a look at
+// 400 000 letters took ten times as long as one at 100 000 (F55).
+func TestALookCostsAQueueNoWholeCollections(t *testing.T) {
+	t.Parallel()
+	if version := testbroker.InstalledVersion(t); !strings.HasPrefix(version, "3.") {
+		t.Skipf("%s shows it only with more letters", version)
+	}
+	const letters = 6000
+	b, eval := filled(t, letters, strings.Repeat("p", 1500))
+	require.Len(t, b.letters(operate.Filter{}), letters) // a message that was given back takes more
+	eval(`Counter = spawn(fun() -> (fun Count(N) -> receive
+			{trace, _, gc_major_end, _} -> Count(N + 1);
+			{ask, From} -> From ! {collections, N};
+			_ -> Count(N)
+		end end)(0) end),
+		register(collections, Counter),
+		erlang:trace(Process, true, [garbage_collection, {tracer, Counter}]).`)
+	require.Len(t, b.letters(operate.Filter{}), letters)
+	collections, err := strconv.Atoi(eval(`collections ! {ask, self()},
+		receive {collections, N} -> N end.`))
+	require.NoError(t, err)
+	require.Less(t, collections, 4)
+}
+
+// A queue that answers nothing for seconds gets its letters back in their order. The broker says
+// meanwhile that it has no messages and no consumers, and that ended the care for the order.
+func TestABusyQueueGetsItsLettersBackInOrder(t *testing.T) {
+	t.Parallel()
+	const letters = 3000
+	b, eval := filled(t, letters, "")
+	seen := 0
+	for _, err := range b.Dead(t.Context(), b.plan, operate.Filter{}, 0) {
+		require.NoError(t, err)
+		if seen++; seen == letters {
+			eval(`spawn(fun() -> erlang:suspend_process(Process), timer:sleep(4000) end).`)
+		}
+	}
+	require.Equal(t, letters, seen)
+	for i, l := range b.letters(operate.Filter{}) {
+		require.Equal(t, fmt.Sprint("order-", i%1000), l.ID, "letter %d", i)
+	}
+}
+
+// A dead-letter queue with further arguments of the user may be looked at just as often.
+func TestPeekKnowsTheArgumentsOfTheStrategy(t *testing.T) {
+	t.Parallel()
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	policy := backoff.List{time.Second}
+	strategy := topology.PerQueue{
+		Dead: topology.DeadLetters{Arguments: amqp.Table{"x-max-length": int64(10)}},
+	}
+	o, plan := opened(t, url, queue, strategy, policy, operate.WithoutPolicyCheck())
+	rig.Provision(t, url, strategy, queue, policy)
+	rig.Fill(t, url, plan.Dead.RoutingKey, 1)
+	for range 30 {
+		found, err := o.Peek(t.Context(), plan.Dead.RoutingKey, 1)
+		require.NoError(t, err)
+		require.Len(t, found, 1)
+	}
 }
 
 // Peek looks at a quorum queue only where its delivery limit is proven to be out of

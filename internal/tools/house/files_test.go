@@ -176,7 +176,7 @@ var internals = map[string][]string{
 	"internal/observe":    nil,
 	"internal/management": nil,
 	"internal/wire":       {amqp091},
-	"internal/scan":       {amqp091},
+	"internal/scan":       {module + "/internal/wire", amqp091},
 	"internal/link":       {module + "/internal/wire", watermill, amqp091},
 	"internal/publisher":  {module + "/internal/link", module + "/internal/wire", amqp091},
 	// topologytest is for tests.
