@@ -80,7 +80,7 @@ func (s *Subscription) Open(
 		Limits: limits, conn: conn, ch: ch, tag: tag, deliveries: deliveries, ctx: ctx,
 		hold: s.hold(limits.ConsumerTimeout), use: use,
 		enough: enough, enoughNow: sync.OnceFunc(func() { close(enough) }),
-		cancelled: make(chan struct{}), inFlight: new(sync.WaitGroup), lane: alone{},
+		cancelled: make(chan struct{}), inFlight: new(sync.WaitGroup), lane: noLane{},
 		acks: acks{send: ch.Ack, most: max(1, min(prefetch/4, maxAcks))},
 	}
 	c.gone = sync.OnceFunc(func() { close(c.cancelled) })

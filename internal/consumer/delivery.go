@@ -265,8 +265,8 @@ func (d *delivery) decode() (msg *message.Message, err error) {
 	return msg, nil
 }
 
-// ack and giveBack fail only if the channel is gone. The broker has taken the message back
-// then.
+// ack acks the delivery, or rejects it if its queue keeps the message. It and giveBack fail only
+// if the channel is gone. The broker has taken the message back then.
 func (d *delivery) ack() {
 	if d.life.settle() == rejected {
 		if err := d.on.reject(d.raw.DeliveryTag); err != nil {

@@ -74,7 +74,7 @@ func (d *delivery) republish(
 			return err
 		}
 	}
-	if d.reject(delay, state) {
+	if d.keepInQueue(delay, state) {
 		return nil
 	}
 	now := clock.Now()

@@ -47,9 +47,9 @@ func (copies) Given(
 	return others
 }
 
-// reject decides that the delivery is rejected in place of acked, if the queue then holds the
-// message for exactly the delay of this failure, and no header of the message must change.
-func (d *delivery) reject(delay time.Duration, state *header.RetryState) bool {
+// keepInQueue notes that the queue keeps the message, if it then holds it for exactly the delay of
+// this failure and no header must change. ack rejects the delivery then.
+func (d *delivery) keepInQueue(delay time.Duration, state *header.RetryState) bool {
 	keeper := d.sub.cfg.Keeper
 	if delay == 0 || keeper.Holds(&d.kept) != delay ||
 		state.Failures != d.State.Failures+1 || state.Inner != d.State.Inner {

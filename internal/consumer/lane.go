@@ -21,13 +21,13 @@ type Lanes interface {
 
 // Lane decides which delivery of a channel begins next. It may consume further queues.
 type Lane interface {
-	// Run lets the lane go on until halt has returned. It offers one delivery at a time that may
-	// begin, and the next when that has begun, or may not begin any more. ended is closed when
-	// nothing begins any more.
+	// Run starts the lane. It offers one delivery at a time and waits for its Begin. halt stops the
+	// lane, and returns when it has stopped. ended is closed when nothing begins any more.
 	Run() (offers <-chan Arrival, ended <-chan struct{}, halt func())
 	// Idle reports that no delivery waits for its handler, as far as is known.
 	Idle() bool
-	// Over reports that the deliveries must come again, and GiveBack gives all of them back.
+	// Over reports that all deliveries must come again, so that nothing begins any more, and GiveBack
+	// gives them back.
 	Over() bool
 	GiveBack()
 	// Release ends the lane. Its channels are closed when the messages in progress are settled.
@@ -36,7 +36,8 @@ type Lane interface {
 
 // Step is what a lane has to say of one delivery.
 type Step interface {
-	// Begin takes the delivery if it may begin still. Otherwise the lane offers it again.
+	// Begin takes the delivery if it may begin still. Otherwise the lane keeps it, and may offer it
+	// again.
 	Begin() bool
 	Task() Task
 	// While returns ctx until the delivery may publish no more; gone is done when it is stale.
@@ -83,14 +84,14 @@ func (asArrived) While(ctx, _ context.Context) (context.Context, func()) {
 	return ctx, func() {}
 }
 
-// alone is the Lane of a channel without one.
-type alone struct{}
+// noLane is the Lane of a channel without one.
+type noLane struct{}
 
-func (alone) Run() (<-chan Arrival, <-chan struct{}, func()) { return nil, nil, func() {} }
-func (alone) Idle() bool                                     { return true }
-func (alone) Over() bool                                     { return false }
-func (alone) GiveBack()                                      {}
-func (alone) Release()                                       {}
+func (noLane) Run() (<-chan Arrival, <-chan struct{}, func()) { return nil, nil, func() {} }
+func (noLane) Idle() bool                                     { return true }
+func (noLane) Over() bool                                     { return false }
+func (noLane) GiveBack()                                      {}
+func (noLane) Release()                                       {}
 
 // The rest of this file is what a lane may use.
 

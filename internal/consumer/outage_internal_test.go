@@ -110,7 +110,7 @@ func TestAProbeWhoseChannelEndsIsUndecided(t *testing.T) {
 		}
 		stop, cancel := context.WithCancel(t.Context())
 		s := New(stop, stop, Config{Group: &Group{}, Consume: Consume{Concurrency: 1}})
-		c := &Channel{deliveries: deliveries, use: ToGetOne, lane: alone{}, ctx: stop}
+		c := &Channel{deliveries: deliveries, use: ToGetOne, lane: noLane{}, ctx: stop}
 		if !ends {
 			cancel()
 		}

@@ -21,12 +21,12 @@ type Arrival struct {
 	Step Step // what its lane has to say
 	// Alone says that it begins when no other is in progress.
 	Alone bool
-	turn  *turn // its place in the line of suspects; nil for other deliveries
+	turn  *turn // its turn among the suspects; nil for other deliveries
 }
 
 // receive takes deliveries until the channel ends or the subscription stops, and returns the
-// deliveries that have not begun. It takes each delivery when it arrives, also while all slots are
-// taken: the broker's consumer timeout and its delivery limit do not wait for a slot. While the
+// deliveries that have not begun. It takes each delivery when it arrives, also while all places are
+// taken: the broker's consumer timeout and its delivery limit do not wait for a place. While the
 // gate is shut it takes one message, and reports whether that has come.
 func (s *Subscription) receive(c *Channel) (unbegun []Arrival, came bool) {
 	offered, ended, halt := c.lane.Run()
@@ -82,8 +82,8 @@ type waiting struct {
 	paced        <-chan time.Time
 }
 
-// waitsFor returns what must happen until the next delivery may begin: it comes, now, when a place
-// is free, or when the gate lets it.
+// waitsFor returns what the pump waits for until the next delivery may begin: its offer, a free
+// place, the pace after a stop, or nothing.
 func (p *pump) waitsFor(offered <-chan Arrival) (w waiting) {
 	p.c.acks.backlog.Store(int32(p.in.ready.len()))
 	switch {
@@ -222,7 +222,7 @@ func (s *Subscription) paced(timer *time.Timer) (*time.Timer, <-chan time.Time) 
 	return timer, timer.C
 }
 
-// arrived gives an arrival the place that the crash guard decides on. A delivery that must
+// arrived does with an arrival what the crash guard decides. A delivery that must
 // not wait is settled at once, in its own goroutine, before a process that ends next could
 // raise its count again.
 func (s *Subscription) arrived(in *intake, a Arrival) {
@@ -409,7 +409,7 @@ func (s *Subscription) putAllBack(c *Channel, rest <-chan Arrival) (back <-chan 
 	}
 }
 
-// intake holds the arrivals of one consumer until there is a slot for them.
+// intake holds the arrivals of one consumer until there is a place for them.
 type intake struct {
 	ready    arrivals
 	suspects arrivals // each waits for its turn; the first one has the next turn

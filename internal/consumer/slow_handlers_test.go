@@ -70,7 +70,7 @@ func TestPrefetchFallsWhenDeliveriesWait(t *testing.T) {
 				}
 				from := &Channel{
 					deliveries: deliveries, ctx: ctx, hold: hold, enough: make(chan struct{}),
-					inFlight: new(sync.WaitGroup), lane: alone{},
+					inFlight: new(sync.WaitGroup), lane: noLane{},
 					Limits: Limits{Deliveries: 5},
 				}
 				time.AfterFunc(2*time.Hour, stop)

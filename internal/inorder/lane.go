@@ -5,8 +5,8 @@
 // All processes consume the line, which has a single active consumer. Each publishes a token to
 // it, so that the broker tells one of them that it is active: that process takes the lead. It
 // reads the line up to a new token. Then it consumes the main queue, which has a single active
-// consumer, too. Its first message shows that the broker has taken the messages of the leader
-// before back, in their order. The process reads the line up to another new token, and knows all
+// consumer, too. When its first message comes, the broker has taken back the messages of the leader
+// before, in their order. The process reads the line up to another new token, and knows all
 // copies whose messages are not in the main queue. Now it begins.
 //
 // Nothing is given back singly, because a quorum queue would deliver it out of its order (F50).
@@ -95,11 +95,11 @@ type lane struct {
 	next    *step            // may begin
 	offered bool             // to the Subscription, which has not answered
 	behind  []*step          // may begin after it
-	careful bool             // messages are tried
+	careful bool             // processes have ended: messages are tried, named in a token first
 	later   []func()         // answers and releases, which need to know the line
 
 	mine    map[string]time.Time // tokens that have not come back, with the time of their publish
-	gate    string               // the token before whose return nothing begins; "" for none
+	barrier string               // the token before whose return nothing begins; "" for none
 	whole   bool                 // a message of the main queue had come before the gate
 	tokens  []amqp.Delivery      // that are in hand
 	ahead   int                  // the highest prefetch of the main queue that any process has had
@@ -250,7 +250,7 @@ func (l *lane) offer(
 	switch {
 	case next == nil || l.offered || !l.leads():
 		return nil, offer
-	case l.careful && next.isTried() && !l.try(next):
+	case l.careful && next.mustBeNamed() && !l.try(next):
 		return nil, offer
 	}
 	offer = next.Item
@@ -316,8 +316,9 @@ type step struct {
 	blocks bool   // the mark of its dead letter is in the line
 }
 
-// isTried reports whether a token must name the message before it begins, if messages are tried.
-func (t *step) isTried() bool { return !t.Follows && t.From != (order.ID{}) && !t.blamed }
+// mustBeNamed reports whether a token must name the message before it begins, if messages are
+// tried.
+func (t *step) mustBeNamed() bool { return !t.Follows && t.From != (order.ID{}) && !t.blamed }
 
 // take returns a step that may begin, and sets the timer if the next message is not due. While
 // messages are tried it takes all that may begin, so that one token names them.
@@ -356,7 +357,7 @@ func (l *lane) take(timer *time.Timer) *step {
 // takes as many messages ahead as any leader before, because otherwise the broker would mix up the
 // messages that it has taken back (F50).
 func (l *lane) openMain() {
-	if l.since.IsZero() || l.gate != "" || l.main != nil || l.opening {
+	if l.since.IsZero() || l.barrier != "" || l.main != nil || l.opening {
 		return
 	}
 	if len(l.q.asking) > 0 { // an earlier consumer's: each end of a channel counts against the limit
@@ -448,7 +449,7 @@ func (l *lane) Release() {
 	for _, c := range both {
 		c.Flush()
 	}
-	if l.gate == "" && l.epoch.Load() > 0 && !l.Over() {
+	if l.barrier == "" && l.epoch.Load() > 0 && !l.Over() {
 		l.crashes = order.Clean
 		l.q.led.CompareAndSwap(l.epoch.Load(), 0)
 		_, _ = l.publishToken(l.epoch.Load())

@@ -141,7 +141,7 @@ func TestNotesOfOtherUsers(t *testing.T) {
 			require.Equal(t, !c.believed, slices.Contains(*acked, 3))
 
 			l, acked = leading(t, c.users...)
-			l.gate, l.tokens = "gate", []amqp.Delivery{{}} // it reads, and leads later
+			l.barrier, l.tokens = "gate", []amqp.Delivery{{}} // it reads, and leads later
 			l.epoch.Store(0)
 			require.True(t, deliver(l, "token 6 x 1 1000 5-1"))
 			require.Equal(t, uint64(6), l.line.Epoch())

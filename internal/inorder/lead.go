@@ -109,7 +109,7 @@ func (l *lane) token(raw amqp.Delivery, note order.Note) bool {
 	switch own := l.epoch.Load(); {
 	case own > 0 && note.Epoch >= own && !mine:
 		return false // another process has led meanwhile
-	case l.gate == "" && !mine || note.Epoch == 0 && own > 0: // of a process that has just begun
+	case l.barrier == "" && !mine || note.Epoch == 0 && own > 0: // of a process that has just begun
 		_ = l.ack(raw.DeliveryTag)
 		return true
 	}
@@ -119,17 +119,17 @@ func (l *lane) token(raw amqp.Delivery, note order.Note) bool {
 		l.recount()
 	}
 	switch {
-	case !mine || l.gate != "" && note.Name != l.gate:
+	case !mine || l.barrier != "" && note.Name != l.barrier:
 		return true
-	case l.gate != "" && (note.Epoch <= before || note.Ahead < l.ahead || note.Crashes < l.crashes):
-		return l.shut(max(before, note.Epoch)) // another process has led before
+	case l.barrier != "" && (note.Epoch <= before || note.Ahead < l.ahead || note.Crashes < l.crashes):
+		return l.raiseBarrier(max(before, note.Epoch)) // another process has led before
 	}
 	for _, old := range l.tokens[:len(l.tokens)-1] {
 		_ = l.ack(old.DeliveryTag)
 	}
 	l.tokens = []amqp.Delivery{raw}
 	l.renewLease(published.Add(lease))
-	return l.gate == "" || l.lead(note.Epoch)
+	return l.barrier == "" || l.lead(note.Epoch)
 }
 
 // back reports whether a token is of this process, and when that published it. The leader before
@@ -163,7 +163,7 @@ func (l *lane) weigh(
 
 // lead begins to lead: the token has come back, so everything in the line is known.
 func (l *lane) lead(epoch uint64) bool {
-	l.gate = ""
+	l.barrier = ""
 	l.epoch.Store(epoch)
 	l.mu.Lock()
 	l.line.Know(epoch, l.whole)
@@ -177,7 +177,7 @@ func (l *lane) lead(epoch uint64) bool {
 		l.since = time.Now().UTC()
 		l.beCareful(l.crashes >= mostCrashes)
 	case l.came && !l.whole:
-		return l.shut(epoch)
+		return l.raiseBarrier(epoch)
 	}
 	return true
 }
@@ -202,10 +202,10 @@ func (l *lane) logDisbelief(raw *amqp.Delivery, note order.Note) {
 	})
 }
 
-// shut publishes a token before whose return nothing begins.
-func (l *lane) shut(epoch uint64) bool {
+// raiseBarrier publishes a token before whose return nothing begins.
+func (l *lane) raiseBarrier(epoch uint64) bool {
 	name, err := l.publishToken(epoch + 1)
-	l.gate, l.whole = name, l.came
+	l.barrier, l.whole = name, l.came
 	return err == nil
 }
 

@@ -107,11 +107,11 @@ func (l *lane) beat() bool {
 			return true
 		}
 	}
-	if l.gate != "" {
+	if l.barrier != "" {
 		l.mu.Lock()
 		epoch := l.line.Epoch()
 		l.mu.Unlock()
-		return l.shut(epoch)
+		return l.raiseBarrier(epoch)
 	}
 	_, err := l.publishToken(l.epoch.Load())
 	return err == nil

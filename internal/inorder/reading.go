@@ -25,7 +25,7 @@ func (l *lane) fromLine(raw amqp.Delivery) bool {
 	a := consumer.Arrival{Raw: raw, At: time.Now(), On: l.lines}
 	text, _ := raw.Headers[keys.Line].(string)
 	note := order.ParseNote(text)
-	if l.gate == "" && len(l.tokens) == 0 && !l.shut(0) {
+	if l.barrier == "" && len(l.tokens) == 0 && !l.raiseBarrier(0) {
 		return false
 	}
 	switch note.Kind {
@@ -46,7 +46,7 @@ func (l *lane) fromLine(raw amqp.Delivery) bool {
 
 // whenKnown calls f when everything in the line is known.
 func (l *lane) whenKnown(f func()) {
-	if l.gate == "" {
+	if l.barrier == "" {
 		f()
 		return
 	}
@@ -116,7 +116,7 @@ func (l *lane) keyed(key string) bool {
 		return true
 	}
 	l.came = true
-	return l.gate != "" || l.shut(epoch)
+	return l.barrier != "" || l.raiseBarrier(epoch)
 }
 
 // keyOf gets the key of a message as it stands in headers and in answers: as text. It is "" if
@@ -182,7 +182,7 @@ const mostRenewal = time.Hour
 // renew gives everything in the line back before the broker's consumer timeout, and reads it
 // again.
 func (l *lane) renew() bool {
-	if l.gate != "" || len(l.tokens) == 0 {
+	if l.barrier != "" || len(l.tokens) == 0 {
 		return true
 	}
 	if l.heldTooLong() {
@@ -198,7 +198,7 @@ func (l *lane) renew() bool {
 			return false
 		}
 	}
-	return l.shut(epoch)
+	return l.raiseBarrier(epoch)
 }
 
 // heldTooLong reports whether a message of the main queue waits for its handling until the broker's

@@ -133,8 +133,8 @@ func (b *back) all(taken int) error {
 }
 
 // await returns how many of n messages are not ready. It returns 0 as soon as all are ready, and
-// waits while their number grows. If the queue has a consumer that may have taken them, it returns 0
-// after awaitReady. Each page that a quorum queue does not have back yet counts as one (F45).
+// waits while their number grows. If the queue has a consumer that may have taken them, it returns
+// 0 after awaitReady. Each page that a quorum queue does not have back yet counts as one (F45).
 func (b *back) await(n int, patience time.Duration) (missing int, err error) {
 	most, began := 0, time.Now()
 	for grown := began; !b.overdue; {

@@ -2,8 +2,8 @@ package header
 
 import "github.com/millpond-go/millpond/internal/keys"
 
-// Queue names the queue to which the headers of a message belong that waits or returns. On any other
-// queue they are dropped. docs/wire.md has the others; Parse reads them.
+// Queue names the queue to which the headers of a message belong that waits or returns. On any
+// other queue they are dropped. docs/wire.md has the others; Parse reads them.
 const Queue = keys.Queue
 
 // Keys of a dead letter, which replace the live headers.

@@ -274,17 +274,19 @@ func TestForgedNotesAreSurvived(t *testing.T) {
 		key, value string
 		want       RetryState
 	}{
-		"counter: zero":             {keys.Failures, "0", RetryState{}},
-		"counter: empty":            {keys.Failures, "", RetryState{}},
-		"counter: garbage":          {keys.Failures, "two", RetryState{}},
-		"counter: blanks":           {keys.Failures, " 2", RetryState{}},
-		"counter: fraction":         {keys.Failures, "2.5", RetryState{}},
-		"counter: hexadecimal":      {keys.Failures, "0x10", RetryState{}},
-		"counter: negative":         {keys.Failures, "-3", RetryState{}},
-		"counter: hugely negative":  {keys.Failures, "-99999999999999999999", RetryState{}},
-		"counter: at the bound":     {keys.Failures, "1000000", RetryState{Failures: 1_000_000}},
-		"counter: above the bound":  {keys.Failures, "1000001", RetryState{Failures: 1_000_000}},
-		"counter: above an int64":   {keys.Failures, "99999999999999999999", RetryState{Failures: 1_000_000}},
+		"counter: zero":            {keys.Failures, "0", RetryState{}},
+		"counter: empty":           {keys.Failures, "", RetryState{}},
+		"counter: garbage":         {keys.Failures, "two", RetryState{}},
+		"counter: blanks":          {keys.Failures, " 2", RetryState{}},
+		"counter: fraction":        {keys.Failures, "2.5", RetryState{}},
+		"counter: hexadecimal":     {keys.Failures, "0x10", RetryState{}},
+		"counter: negative":        {keys.Failures, "-3", RetryState{}},
+		"counter: hugely negative": {keys.Failures, "-99999999999999999999", RetryState{}},
+		"counter: at the bound":    {keys.Failures, "1000000", RetryState{Failures: 1_000_000}},
+		"counter: above the bound": {keys.Failures, "1000001", RetryState{Failures: 1_000_000}},
+		"counter: above an int64": {
+			keys.Failures, "99999999999999999999", RetryState{Failures: 1_000_000},
+		},
 		"counter: a megabyte":       {keys.Failures, nines, RetryState{Failures: 1_000_000}},
 		"delay: garbage":            {keys.Delay, "soon", RetryState{}},
 		"delay: negative":           {keys.Delay, "-1s", RetryState{}},
@@ -377,9 +379,10 @@ func FuzzParseNotes(f *testing.F) {
 	f.Add("1", "", "", strings.Repeat("k", 100_000), "", "", "")
 	f.Fuzz(func(t *testing.T, count, at, delay, text, class, history, past string) {
 		headers := map[string]string{
-			Queue: "q", keys.Failures: count, keys.FirstSeen: at, keys.FirstFailure: at, keys.NotBefore: at, keys.Deadline: at,
-			keys.DeadlineFrom: text, keys.Delay: delay, keys.Snoozed: delay, keys.Inner: text, keys.Interruptions: count,
-			keys.Error: text, keys.ErrorClass: class, keys.History: history, keys.DeadHistory: past, keys.WaitingSince: at,
+			Queue: "q", keys.Failures: count, keys.FirstSeen: at, keys.FirstFailure: at,
+			keys.NotBefore: at, keys.Deadline: at, keys.DeadlineFrom: text, keys.Delay: delay,
+			keys.Snoozed: delay, keys.Inner: text, keys.Interruptions: count, keys.Error: text,
+			keys.ErrorClass: class, keys.History: history, keys.DeadHistory: past, keys.WaitingSince: at,
 			keys.Traceparent: text, keys.OriginExchange: text, keys.OriginRoutingKey: count,
 		}
 		get := from(headers)
@@ -414,7 +417,8 @@ func FuzzParseNotes(f *testing.F) {
 			}
 		}
 		again := Parse("q", from(n.Headers("q")))
-		if again.Failures != min(n.Failures, keys.MaxFailures) || !again.FirstFailure.Equal(n.FirstFailure) {
+		if again.Failures != min(n.Failures, keys.MaxFailures) ||
+			!again.FirstFailure.Equal(n.FirstFailure) {
 			t.Errorf("wrote %d failures since %v, read %d since %v",
 				n.Failures, n.FirstFailure, again.Failures, again.FirstFailure)
 		}

@@ -2,8 +2,6 @@ package header
 
 import "time"
 
-const ()
-
 // RetryState is the state of a message's retries, which travels as headers.
 type RetryState struct {
 	// Failures counts the failures so far.

@@ -68,7 +68,9 @@ func (f *fed) names() []string {
 }
 
 // routingKeys are the routing keys of the messages. The topic exchange alone looks at them.
-var routingKeys = map[string]string{"topic": "order.created.eu", "fanout": "any other", "headers": ""}
+var routingKeys = map[string]string{
+	"topic": "order.created.eu", "fanout": "any other", "headers": "",
+}
 
 // send publishes a message whose body is the type of the exchange.
 func (f *fed) send(kind string) {
@@ -163,8 +165,8 @@ func eachReturns(f *fed, strategy topology.Strategy, main topology.QueueType) {
 	for _, kind := range feeding {
 		var want []string
 		for attempt := range 3 {
-			want = append(want, fmt.Sprintf("%d %s of %s %s", attempt+1, routingKeys[kind], f.exchanges[kind],
-				routingKeys[kind]))
+			want = append(want, fmt.Sprintf("%d %s of %s %s", attempt+1, routingKeys[kind],
+				f.exchanges[kind], routingKeys[kind]))
 		}
 		require.Equal(t, want, seen[kind])
 		for range 3 {

@@ -63,12 +63,12 @@ var bugs = []bug{
 		name: "blind-takeover", found: inversions,
 		plantings: []planting{{
 			file: fromLineFile,
-			old:  "\tkey, _ := a.Raw.Headers[header.Key].(string)\n\tl.mu.Lock()\n\tdefer",
+			old:  "\tkey, _ := a.Raw.Headers[keys.Key].(string)\n\tl.mu.Lock()\n\tdefer",
 			new: "\tif note.ID.Epoch != l.epoch.Load() && time.Since(a.At) < time.Second {\n" +
 				"\t\ttime.AfterFunc(time.Second, func() {\n\t\t\tl.waits(a, note, due)\n" +
 				"\t\t\tselect {\n\t\t\tcase l.changed <- struct{}{}:\n\t\t\tdefault:\n\t\t\t}\n" +
 				"\t\t})\n\t\treturn\n\t}\n" +
-				"\tkey, _ := a.Raw.Headers[header.Key].(string)\n\tl.mu.Lock()\n\tdefer",
+				"\tkey, _ := a.Raw.Headers[keys.Key].(string)\n\tl.mu.Lock()\n\tdefer",
 		}},
 	},
 	{
