@@ -30,7 +30,8 @@ func someState() RetryState {
 	return RetryState{
 		Failures: 2, Interruptions: 2, Inner: true, Delay: 90 * time.Second, Snoozed: time.Hour,
 		FirstSeen: noon, FirstFailure: noon.Add(time.Nanosecond), NotBefore: noon.Add(time.Minute),
-		WaitingSince: noon.Add(time.Second), Deadline: noon.Add(time.Hour), DeadlineFrom: keys.FromArrival,
+		WaitingSince: noon.Add(time.Second), Deadline: noon.Add(time.Hour),
+		DeadlineFrom: keys.FromArrival,
 		Error: "boom: ümläut", Class: ClassRetryable,
 		OriginExchange: "shop", OriginRoutingKey: "order.created",
 		Traceparent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
@@ -202,7 +203,8 @@ func TestKeysOnTheWire(t *testing.T) {
 	if len(live) != len(keys.Live) {
 		t.Errorf("%d live headers, want %d: record the new one", len(keys.Live), len(live))
 	}
-	for _, key := range append(slices.Collect(maps.Keys(recordedDead())), keys.DeadKey, keys.DeadLine) {
+	dead := append(slices.Collect(maps.Keys(recordedDead())), keys.DeadKey, keys.DeadLine)
+	for _, key := range dead {
 		origin := key == keys.OriginExchange || key == keys.OriginRoutingKey
 		if keys.IsLive(key) != origin || !keys.IsState(key) {
 			t.Errorf("%s is not known as a header of a dead letter", key)
