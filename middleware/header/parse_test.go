@@ -32,7 +32,7 @@ func someState() RetryState {
 		FirstSeen: noon, FirstFailure: noon.Add(time.Nanosecond), NotBefore: noon.Add(time.Minute),
 		WaitingSince: noon.Add(time.Second), Deadline: noon.Add(time.Hour),
 		DeadlineFrom: keys.FromArrival,
-		Error: "boom: ümläut", Class: ClassRetryable,
+		Error:        "boom: ümläut", Class: ClassRetryable,
 		OriginExchange: "shop", OriginRoutingKey: "order.created",
 		Traceparent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
 		History: []AttemptError{
