@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -8,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -22,24 +24,31 @@ import (
 var hosts atomic.Int64
 
 // onOneHost returns the AMQP URL of a host that has the management API on its usual port, too.
+// Another process may have taken an address.
 func onOneHost(t *testing.T, amqpURL, api string) string {
 	t.Helper()
-	n := 2 + hosts.Add(1)
-	host := fmt.Sprintf("127.83.%d.%d", n/200, n%200+1)
 	to, err := url.Parse(api)
 	require.NoError(t, err)
-	relay(t, host+":15672", to.Host)
+	var host string
+	var l net.Listener
+	for busy := true; busy; busy = errors.Is(err, syscall.EADDRINUSE) {
+		n := 2 + hosts.Add(1)
+		host = fmt.Sprintf("127.83.%d.%d", n/200, n%200+1)
+		l, err = net.Listen("tcp4", host+":15672")
+	}
+	require.NoError(t, err)
+	relay(t, l, to.Host)
 	from, err := url.Parse(amqpURL)
 	require.NoError(t, err)
-	from.Host = relay(t, host+":0", from.Host)
+	l, err = net.Listen("tcp4", host+":0")
+	require.NoError(t, err)
+	from.Host = relay(t, l, from.Host)
 	return from.String()
 }
 
 // relay passes connections on, and returns the address at which it listens.
-func relay(t *testing.T, address, to string) string {
+func relay(t *testing.T, l net.Listener, to string) string {
 	t.Helper()
-	l, err := net.Listen("tcp4", address)
-	require.NoError(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {
