@@ -145,8 +145,11 @@ func TestManyQueuesFitOneScreen(t *testing.T) {
 	require.Less(t, len(lines), 45, o.out)
 	require.Regexp(t, `^queue +ready `, lines[0])
 	require.Regexp(t, `^service-117 .* 1 dead letter`, lines[1])
-	o = tool(t, address, "", "--url", address, "dead", "list", "--generate-shell-completion")
-	require.Contains(t, o.out, "service-042\n", o.err)
+	testbroker.WaitFor(t, "the names of queues, within the three seconds of a shell", patience,
+		func() bool {
+			o = tool(t, address, "", "--url", address, "dead", "list", "--generate-shell-completion")
+			return strings.Contains(o.out, "service-042\n")
+		})
 }
 
 // Given a management API of another broker on the same host, then no command believes it. Its
