@@ -34,7 +34,7 @@ type Lane interface {
 	Release()
 }
 
-// Step is what a lane has to say of one delivery.
+// Step answers for one delivery of a lane.
 type Step interface {
 	// Begin takes the delivery if it may begin still. Otherwise the lane keeps it, and may offer it
 	// again.
@@ -53,7 +53,7 @@ type Step interface {
 	Ended(Outcome)
 }
 
-// Task is what is done with a delivery.
+// Task says how a delivery is treated.
 type Task int
 
 // The tasks.

@@ -18,7 +18,7 @@ type Arrival struct {
 	Raw  amqp.Delivery
 	At   time.Time // the broker's consumer timeout counts from about here (F16)
 	On   *Channel
-	Step Step // what its lane has to say
+	Step Step // its lane's
 	// Alone says that it begins when no other is in progress.
 	Alone bool
 	turn  *turn // its turn among the suspects; nil for other deliveries
@@ -263,7 +263,7 @@ func (s *Subscription) take(a Arrival, idle func()) {
 	d.place.at, d.turn = inPlace, a.turn
 	returned := false
 	defer func() {
-		if s.base.Err() == nil { // else its handler may run
+		if d.on.Together && s.base.Err() == nil { // else its handler may run
 			d.step.Ended(d.outcome())
 		}
 		end()

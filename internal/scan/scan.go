@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// pageMessages and pageBytes, of headers and bodies, bound what is taken before Next returns it. A
-	// quorum queue that delivers more at once goes through its whole memory each time (F55).
+	// pageMessages and pageBytes, of headers and bodies, bound a page. A quorum queue that delivers
+	// more at once goes through its whole memory each time (F55).
 	pageMessages = 256
 	pageBytes    = 192 << 10
 	// idle is how long a page waits for its next message before the queue is asked again. The

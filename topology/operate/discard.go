@@ -99,7 +99,7 @@ func (d *discard) one(
 	return true, err
 }
 
-// flush throws away the batch. With an error, or after one, what is left of it stays.
+// flush throws away the batch. With an error, or after one, the rest of the batch stays.
 func (d *discard) flush(t *taking, err error) error {
 	if len(d.batch) == 0 {
 		return err

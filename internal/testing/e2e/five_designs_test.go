@@ -115,8 +115,8 @@ func suffixOf(kind topology.QueueType, via []string) (suffix string) {
 
 const noneShared = "no wait queue is shared"
 
-// designs are five retry designs of real services. A strategy whose name has one of the words of
-// cannot does not express the design, for the reason behind the word.
+// designs are five retry designs of real services. cannot has words of the names of strategies that
+// do not express the design, each with the reason.
 var designs = []struct {
 	name   string
 	run    func(*testing.T, topology.Strategy)

@@ -1,5 +1,5 @@
-// Package overview says of each queue of a virtual host how many messages it has, where they are,
-// and what is wrong.
+// Package overview counts the messages of each queue of a virtual host by their places, and names
+// its trouble.
 package overview
 
 import (

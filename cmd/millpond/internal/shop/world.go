@@ -14,7 +14,7 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// World is a virtual host with twelve services and all kinds of trouble, and what was put in.
+// World is a virtual host with twelve services and all kinds of trouble. It counts its messages.
 type World struct {
 	*House
 	Queues   []string                  // of the services
