@@ -86,7 +86,9 @@ const (
 	unsettled                // DelayedRetry returned an error because it could not settle the message
 )
 
-type attachedKey struct{}
+// attachedKey is the key of the delivery in a message's context. The comparison of two pointers
+// costs less than that of two empty structs.
+var attachedKey = new(struct{ _ byte })
 
 // Attach binds the delivery to msg and puts it into the message's context. Call it before
 // msg is handed out.
@@ -95,7 +97,7 @@ func (d *Attached) Attach(msg *message.Message) {
 	d.ids = d.idsNow()
 	d.goneWithCtx = d.Gone == nil || d.Gone == d.ctx.Done()
 	d.hasWaited = d.State.HasWaited()
-	msg.SetContext(context.WithValue(d.ctx, attachedKey{}, d))
+	msg.SetContext(context.WithValue(d.ctx, attachedKey, d))
 }
 
 // DeliveryOf returns the delivery in ctx if it belongs to msg, else nil. A message that
@@ -110,7 +112,7 @@ func DeliveryOf(ctx context.Context, msg *message.Message) *Attached {
 }
 
 func deliveryIn(ctx context.Context) *Attached {
-	d, _ := ctx.Value(attachedKey{}).(*Attached)
+	d, _ := ctx.Value(attachedKey).(*Attached)
 	return d
 }
 

@@ -83,8 +83,7 @@ func (r *DelayedRetry) Policies() []backoff.Policy { return r.limits.policies() 
 func (r *DelayedRetry) Middleware(h message.HandlerFunc) message.HandlerFunc {
 	return func(msg *message.Message) ([]*message.Message, error) {
 		a := attempt{r: r}
-		a.begin(msg)
-		if a.d.isOver() { // a copy is confirmed: another copy would come back beside it
+		if !a.begin(msg) { // a copy is confirmed: another copy would come back beside it
 			a.warnCalledAgain()
 			return nil, nil
 		}
@@ -141,8 +140,9 @@ type failed struct {
 	quiet  bool // the logger drops everything
 }
 
-// begin finds the delivery of the message, or makes one, and notes that it is here.
-func (a *attempt) begin(msg *message.Message) {
+// begin finds the delivery of the message, or makes one, and notes that it is here. It reports
+// false if the broker has confirmed a copy of the message.
+func (a *attempt) begin(msg *message.Message) bool {
 	a.ctx = msg.Context()
 	d := deliveryIn(a.ctx)
 	if d == nil || d.msg != msg {
@@ -150,11 +150,10 @@ func (a *attempt) begin(msg *message.Message) {
 		a.ctx = msg.Context()
 	}
 	a.d = d
-	switch d.progress.Load() {
-	case handedOver:
-		return
-	case inside:
-	default:
+	if progress := d.progress.Load(); progress != inside {
+		if progress == handedOver {
+			return false
+		}
 		d.enter(a.ctx)
 	}
 	d.retry = a.r
@@ -164,6 +163,7 @@ func (a *attempt) begin(msg *message.Message) {
 	if d.outer == a.r { // a Watermill Retry outside may call once more
 		d.told.forget()
 	}
+	return true
 }
 
 // isInner reports whether another DelayedRetry is around this one.
@@ -202,7 +202,7 @@ func (a attempt) refuse(o *outcome) error {
 // goroutine (runtime.Goexit, as t.FailNow does), the router does not settle the message, so
 // call nacks.
 func (a *attempt) call(h message.HandlerFunc) (produced []*message.Message, err error) {
-	msg, keys, returned := a.d.msg, len(a.d.msg.Metadata), false
+	keys, returned := len(a.d.msg.Metadata), false
 	var began time.Time
 	if a.r.events != nil {
 		began = time.Now()
@@ -211,7 +211,7 @@ func (a *attempt) call(h message.HandlerFunc) (produced []*message.Message, err 
 		if !returned {
 			value := recover()
 			if value == nil {
-				msg.Nack()
+				a.d.msg.Nack()
 				return
 			}
 			err = &PanicError{Value: value, Stack: debug.Stack()}
@@ -219,11 +219,11 @@ func (a *attempt) call(h message.HandlerFunc) (produced []*message.Message, err 
 		if a.r.events != nil {
 			a.called, a.took = true, time.Since(began)
 		}
-		if len(msg.Metadata) != keys {
+		if len(a.d.msg.Metadata) != keys {
 			a.warnOrder(err)
 		}
 	}()
-	produced, err = h(msg)
+	produced, err = h(a.d.msg)
 	returned = true
 	return produced, err
 }

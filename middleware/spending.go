@@ -39,7 +39,7 @@ func WithBudget(budget Budget, only ...Selector) Option {
 		if nils.Is(budget) {
 			return errors.New("WithBudget: budget is nil")
 		}
-		spent := spending{Budget: budget.Seam()}
+		spent := spending{Budget: budget.Seam(), given: budget}
 		for _, selector := range only {
 			if selector.empty() {
 				return errors.New("WithBudget: a selector is empty: leave it out")
@@ -64,8 +64,9 @@ func WithBudget(budget Budget, only ...Selector) Option {
 // spending is a budget as one DelayedRetry spends it.
 type spending struct {
 	seam.Budget
-	only []rule        // empty: everything counts
-	slow time.Duration // the delay of a retry that is over budget
+	given Budget
+	only  []rule        // empty: everything counts
+	slow  time.Duration // the delay of a retry that is over budget
 }
 
 // brakeStopped reports whether the brake is stopped.
@@ -74,13 +75,12 @@ func (b *spending) brakeStopped() bool {
 	return brake != nil && brake.Stopped()
 }
 
-// Brakes returns the brakes of the budgets. topology.For gives them to the Subscriber.
-func (r *DelayedRetry) Brakes() []seam.Brake {
-	var all []seam.Brake
+// Budgets returns the budgets of WithBudget in their order. topology.For lets their brakes stop a
+// Subscriber. The caller owns the slice.
+func (r *DelayedRetry) Budgets() []Budget {
+	var all []Budget
 	for _, b := range r.budgets {
-		if brake := b.Brake(); brake != nil {
-			all = append(all, brake)
-		}
+		all = append(all, b.given)
 	}
 	return all
 }

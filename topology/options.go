@@ -246,8 +246,8 @@ func For(retry *middleware.DelayedRetry) SubscriberOption {
 		}
 		o.named = true
 		o.hooks = append(o.hooks, retry.TellDeadLetter)
-		for _, b := range retry.Brakes() {
-			if !slices.Contains(o.brakes, b) {
+		for _, budget := range retry.Budgets() {
+			if b := budget.Seam().Brake(); b != nil && !slices.Contains(o.brakes, b) {
 				o.brakes = append(o.brakes, b)
 			}
 		}

@@ -19,7 +19,8 @@ import (
 	"github.com/millpond-go/millpond/topology/topologytest"
 )
 
-// mistakeKey is the environment variable with the number of the mistake that a binary makes.
+// mistakeKey is the environment variable with the number of the mistake that a binary makes; 0
+// stands for none.
 const mistakeKey = "MILLPOND_TEST_MISTAKE"
 
 // mistakes change the index of the wait step in Plan.wayIn before the step is returned.
