@@ -2,14 +2,14 @@
 #
 #     PKG       packages of test, unit and bench-go (default: those of all modules)
 #     TESTARGS  more arguments for go test: TESTARGS='-run Outbox -v'
-#     PARALLEL  how many tests of a package run at once (default 10: they mostly wait)
+#     PARALLEL  how many tests of a package run at once (default 20: they mostly wait)
 #     BROKER    the RabbitMQ of test, demo, bench, chaos and order: 4.0, 4.3, or nothing for the installed one
 #     LENGTH    how long make order runs: 10m (default: 1h); SEED is the first seed (default: 1)
 #     ARGS      arguments of demo, bench, chaos, order, model and soak
 
 GO       ?= go
 BROKER   ?= $(MILLPOND_BROKER)
-PARALLEL ?= 10
+PARALLEL ?= 20
 FUZZTIME ?= 1m
 LENGTH   ?= 1h
 SEED     ?= 1
