@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -25,9 +26,11 @@ import (
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
+type chained = []message.HandlerMiddleware
+
 // composed is a DelayedRetry between other middlewares, the first of which is outermost.
 type composed struct {
-	outer, inner []message.HandlerMiddleware
+	outer, inner chained
 	retries      int // each after a second
 	options      options
 	broker       *middlewaretest.Broker
@@ -39,16 +42,17 @@ func (c *composed) around(t *testing.T, h message.HandlerFunc) message.HandlerFu
 	t.Helper()
 	c.broker, c.logs = newBroker(), watermill.NewCaptureLogger()
 	policy := backoff.Constant{Interval: time.Second, Retries: c.retries}
-	retry, err := middleware.NewDelayedRetry(c.broker, policy, append(c.options, withLogger(c.logs))...)
+	all := append(c.options, withLogger(c.logs))
+	retry, err := middleware.NewDelayedRetry(c.broker, policy, all...)
 	require.NoError(t, err)
-	all := append(append(c.outer, retry.Middleware), c.inner...)
-	for i := len(all) - 1; i >= 0; i-- {
-		h = all[i](h)
+	for _, m := range slices.Backward(slices.Concat(c.outer, chained{retry.Middleware}, c.inner)) {
+		h = m(h)
 	}
 	return h
 }
 
-// run has h handle one message until it is at an end. It returns that, and the attempt of each call.
+// run has the handler handle one message until its end. It returns that, and the attempt of each
+// call.
 func (c *composed) run(t *testing.T, handler message.HandlerFunc) (middlewaretest.Result, []int) {
 	t.Helper()
 	var attempts []int
@@ -88,8 +92,6 @@ func until(n int) message.HandlerFunc {
 		return nil
 	})
 }
-
-type chained = []message.HandlerMiddleware
 
 // A panic is a failure with the Recoverer inside or outside, and its stack goes nowhere.
 func TestComposedWithRecoverer(t *testing.T) {
@@ -182,8 +184,8 @@ func (p *poison) Publish(_ string, messages ...*message.Message) error {
 
 func (p *poison) Close() error { return nil }
 
-// A PoisonQueue inside takes the error away, and the log says so once. A PoisonQueue outside sees no
-// failure, but a message that could not be handed over.
+// A PoisonQueue inside takes the error away, and the log says so once. A PoisonQueue outside sees
+// no failure, but a message that could not be handed over.
 func TestComposedWithPoisonQueue(t *testing.T) {
 	t.Parallel()
 	var p poison
@@ -268,7 +270,8 @@ func TestComposedWithIgnoreErrors(t *testing.T) {
 func TestComposedWithRandomFail(t *testing.T) {
 	t.Parallel()
 	for text, m := range map[string]message.HandlerMiddleware{
-		"random fail occurred": wmiddleware.RandomFail(1), "random panic occurred": wmiddleware.RandomPanic(1),
+		"random fail occurred":  wmiddleware.RandomFail(1),
+		"random panic occurred": wmiddleware.RandomPanic(1),
 	} {
 		inside := composed{inner: chained{m}, retries: 1}
 		result, _ := inside.run(t, until(1))
@@ -295,7 +298,7 @@ func deduplicator(key wmiddleware.MessageHasher) message.HandlerMiddleware {
 	return d.Middleware
 }
 
-// With its default key a Deduplicator swallows the first retry, because the key is the same at every
+// With its default key a Deduplicator swallows the first retry: the key is the same at every
 // attempt. The message is neither handled nor dead.
 func TestDeduplicatorSwallowsTheRetries(t *testing.T) {
 	t.Parallel()
