@@ -44,22 +44,7 @@ func (s *session) hear(d amqp.Delivery) error {
 			s.hearTold(d.Body, state)
 		}
 	case Stopped:
-		switch {
-		case len(s.held) > 0: // the other one has lost the token and does not know it yet
-		case !toMe:
-			if (d.ReplyTo == "" || isPart(s.name, d.ReplyTo)) && s.mustAsk(state) && s.mayAsk(d.ReplyTo) {
-				return s.publish(Hello, s.Brake.State(), d.ReplyTo)
-			}
-		default:
-			s.askPause = beat
-			s.hasToken(time.Now())
-			if !s.Brake.Stopped() {
-				s.count(s.Brake.Rate())
-			}
-			s.merge(&state)
-			s.Brake.Set(state)
-			s.known()
-		}
+		return s.hearStopped(d.ReplyTo, state, toMe)
 	case Rate:
 		if len(s.rates) < mostMembers {
 			s.rates[d.AppId] = state.Rate
@@ -77,6 +62,25 @@ func (s *session) hear(d amqp.Delivery) error {
 	case Bye:
 		s.others += s.rates[d.AppId]
 		delete(s.rates, d.AppId)
+	}
+	return nil
+}
+
+// hearStopped takes the news that the brake is stopped. The question for the token goes to replyTo.
+func (s *session) hearStopped(replyTo string, state header.BrakeState, toMe bool) error {
+	switch {
+	case len(s.held) > 0: // the other one has lost the token and does not know it yet
+	case toMe:
+		s.askPause = beat
+		s.hasToken(time.Now())
+		if !s.Brake.Stopped() {
+			s.count(s.Brake.Rate())
+		}
+		s.merge(&state)
+		s.Brake.Set(state)
+		s.known()
+	case (replyTo == "" || isPart(s.name, replyTo)) && s.mustAsk(state) && s.mayAsk(replyTo):
+		return s.publish(Hello, s.Brake.State(), replyTo)
 	}
 	return nil
 }

@@ -157,20 +157,16 @@ func (s *session) run(ctx context.Context) error {
 	// the broker takes for alive may have the token.
 	s.began = time.Now()
 	s.beaten, s.echoed = s.began, s.began
+	var err error
 	if s.tripped { // and the broker has perhaps no token
-		if err := s.stop(); err != nil {
-			return err
-		}
+		err = s.stop()
 	}
-	for {
+	for err == nil {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case err := <-s.closed:
-			if err == nil {
-				return link.ErrLost
-			}
-			return err
+		case err = <-s.closed:
+			return cmp.Or(err, link.ErrLost)
 		case d, ok := <-s.news:
 			if !ok {
 				return cmp.Or(s.channelLost(),
@@ -178,45 +174,35 @@ func (s *session) run(ctx context.Context) error {
 			}
 			if d.AppId == s.Instance {
 				s.echoed = time.Now()
+				if asking && d.Type == Hello {
+					answered, asking = time.After(answerLimit), false
+				}
 			}
-			if asking && d.Type == Hello && d.AppId == s.Instance {
-				answered, asking = time.After(answerLimit), false
-			}
-			if err := s.hear(d); err != nil {
-				return err
-			}
+			err = s.hear(d)
 		case <-answered:
 			answered = nil
-			if err := s.putBack(); err != nil {
-				return err
+			if err = s.putBack(); err == nil {
+				s.known()
 			}
-			s.known()
 		case d, ok := <-s.tokens:
 			if !ok {
-				if err := s.channelLost(); err != nil {
-					return err
+				if err = s.channelLost(); err == nil {
+					err = s.queueGone()
 				}
-				return s.queueGone()
-			}
-			if err := s.take(d); err != nil {
 				return err
 			}
+			err = s.take(d)
 		case <-s.Brake.Trips():
-			if err := s.stop(); err != nil {
-				return err
-			}
+			err = s.stop()
 		case news := <-s.Brake.KeyNews():
 			s.tellKey(news)
-		case err := <-s.probed:
-			if err := s.afterProbes(err); err != nil {
-				return err
-			}
+		case err = <-s.probed:
+			err = s.afterProbes(err)
 		case <-ticker.C:
-			if err := s.tick(); err != nil {
-				return err
-			}
+			err = s.tick()
 		}
 	}
+	return err
 }
 
 // channelLost returns why the channel has ended, or nil if it has not.

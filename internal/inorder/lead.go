@@ -95,16 +95,9 @@ func (q *Queue) checkToken(ch *amqp.Channel, closed <-chan *amqp.Error) error {
 func (l *lane) token(raw amqp.Delivery, note order.Note) bool {
 	published, mine := l.back(note.Name)
 	l.ahead = max(l.ahead, note.Ahead)
-	before, believed := l.weigh(&raw, note, mine)
-	if !believed {
-		note = order.Note{}
-	}
+	before, note := l.weigh(&raw, note, mine)
 	if note.Epoch == 0 && note.Trying.Epoch > 0 {
-		if len(l.alive) == order.MaxCrashes { // forged
-			l.alive = map[uint64]bool{l.last.Epoch: l.alive[l.last.Epoch]}
-		}
-		l.alive[note.Trying.Epoch] = true
-		l.recount()
+		l.survived(note.Trying.Epoch)
 	}
 	switch own := l.epoch.Load(); {
 	case own > 0 && note.Epoch >= own && !mine:
@@ -121,8 +114,8 @@ func (l *lane) token(raw amqp.Delivery, note order.Note) bool {
 	switch {
 	case !mine || l.barrier != "" && note.Name != l.barrier:
 		return true
-	case l.barrier != "" && (note.Epoch <= before || note.Ahead < l.ahead || note.Crashes < l.crashes):
-		return l.raiseBarrier(max(before, note.Epoch)) // another process has led before
+	case l.barrier != "" && l.isLow(note, before): // another process has led before
+		return l.raiseBarrier(max(before, note.Epoch))
 	}
 	for _, old := range l.tokens[:len(l.tokens)-1] {
 		_ = l.ack(old.DeliveryTag)
@@ -130,6 +123,21 @@ func (l *lane) token(raw amqp.Delivery, note order.Note) bool {
 	l.tokens = []amqp.Delivery{raw}
 	l.renewLease(published.Add(lease))
 	return l.barrier == "" || l.lead(note.Epoch)
+}
+
+// isLow reports whether this process did not know all that is known now when it published its
+// barrier.
+func (l *lane) isLow(note order.Note, before uint64) bool {
+	return note.Epoch <= before || note.Ahead < l.ahead || note.Crashes < l.crashes
+}
+
+// survived notes that the process of an epoch has not crashed.
+func (l *lane) survived(epoch uint64) {
+	if len(l.alive) == order.MaxCrashes { // forged
+		l.alive = map[uint64]bool{l.last.Epoch: l.alive[l.last.Epoch]}
+	}
+	l.alive[epoch] = true
+	l.recount()
 }
 
 // back reports whether a token is of this process, and when that published it. The leader before
@@ -142,11 +150,12 @@ func (l *lane) back(name string) (published time.Time, mine bool) {
 	return published, mine
 }
 
-// weigh notes the epoch of a token and reports whether the token is believed. The epoch counts also
-// if the user is not believed. before is the highest epoch that was seen before.
+// weigh notes the epoch of a token and returns its note: an empty one if the token is not believed.
+// The epoch counts also if the user is not believed. before is the highest epoch that was seen
+// before.
 func (l *lane) weigh(
 	raw *amqp.Delivery, note order.Note, mine bool,
-) (before uint64, believed bool) {
+) (before uint64, believed order.Note) {
 	l.mu.Lock()
 	before = l.line.Epoch()
 	if raw.Redelivered && !mine { // the process before had it in hand, in front of all that came later
@@ -154,11 +163,11 @@ func (l *lane) weigh(
 	}
 	counts := l.line.Seen(note.Epoch)
 	l.mu.Unlock()
-	believed = mine || counts && l.believes(raw)
-	if !believed {
-		l.logDisbelief(raw, note)
+	if mine || counts && l.believes(raw) {
+		return before, note
 	}
-	return before, believed
+	l.logDisbelief(raw, note)
+	return before, order.Note{}
 }
 
 // lead begins to lead: the token has come back, so everything in the line is known.

@@ -104,13 +104,20 @@ func (l *Line[T]) step(a *lane[T], now time.Time, called queue) *Step[T] {
 		return nil
 	}
 	inLine := len(a.waiting) > 0 || a.handling != nil
-	must := a.fresh[0].must
-	follows := inLine || must || l.careful && a.fresh[0].again
-	if follows && !must && !l.passes(a, forRoom, called) || !l.passes(a, forReserve, called) ||
-		!follows && !l.passes(a, forTurn, called) {
+	follows := inLine || a.fresh[0].must || l.careful && a.fresh[0].again
+	if !l.freshPasses(a, follows, called) {
 		return nil
 	}
 	return l.begin(a, follows)
+}
+
+// freshPasses reports whether the first message of the queue need not wait for a place in the line,
+// or for its turn if it does not follow others.
+func (l *Line[T]) freshPasses(a *lane[T], follows bool, called queue) bool {
+	if follows && !a.fresh[0].must && !l.passes(a, forRoom, called) {
+		return false
+	}
+	return l.passes(a, forReserve, called) && (follows || l.passes(a, forTurn, called))
 }
 
 // passes reports whether a lane need not wait in a queue. Otherwise it waits, behind the others.
