@@ -14,7 +14,6 @@ import (
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology/operate"
-	"github.com/millpond-go/millpond/topology/operate/discover"
 )
 
 func (a app) brake() *cli.Command {
@@ -57,7 +56,7 @@ func (a app) brakeList() *cli.Command {
 				case c.Bool(flagJSON):
 					return errors.Join(err, a.printJSON(orEmpty(states)))
 				case len(states) == 0:
-					fmt.Fprintf(a.out, "virtual host %q has no brake\n", s.vhost.Name)
+					fmt.Fprintf(a.out, "virtual host %q has no brake\n", s.vhost.Vhost)
 					return err
 				}
 				return errors.Join(err, a.brakeTable(states))
@@ -276,5 +275,5 @@ func brakeText(b header.BrakeState) string {
 
 // completeBrakes offers the names of brakes.
 func (a app) completeBrakes(ctx context.Context, c *cli.Command) {
-	a.complete(ctx, c, func(found discover.Vhost) []string { return found.Brakes })
+	a.complete(ctx, c, func(found operate.View) []string { return found.Brakes })
 }

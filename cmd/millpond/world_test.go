@@ -22,7 +22,6 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/cmd/millpond/page"
 	"github.com/millpond-go/millpond/internal/testing/rig"
@@ -80,22 +79,22 @@ func (h *house) numbers(t *testing.T, w *shop.World, waiting func(queue string) 
 		return o.out
 	}
 	type queue struct {
-		Name  string
-		Total operate.Count
+		Name                      string
+		Total, Consumers, Waiting operate.Count
+		DeadLetters               operate.Count `json:"dead_letters"`
+		WaitingShared             bool          `json:"waiting_shared"`
 	}
 	type status struct {
-		Queues            []overview.Row
-		Stranded, Orphans []queue
-		Brakes            []header.BrakeState
+		Queues, Stranded, Orphans []queue
+		Stopped                   []header.BrakeState
 	}
 	var s status
 	rig.WaitFor(t, "the broker to have counted", func() bool {
-		text := strings.ReplaceAll(ask("status"), `"waiting_shared"`, `"WaitingShared"`)
-		s = decoded[status](t, text)[0]
+		s = decoded[status](t, ask("status"))[0]
 		for _, r := range s.Queues {
-			if r.Waiting.N != waiting(r.Queue) || r.Dead.N != w.DeadOf(r.Queue) {
-				t.Logf("%s: %v waiting of %d, %v dead of %d", r.Queue, r.Waiting, waiting(r.Queue), r.Dead,
-					w.DeadOf(r.Queue))
+			if r.Waiting.N != waiting(r.Name) || r.DeadLetters.N != w.DeadOf(r.Name) {
+				t.Logf("%s: %v waiting of %d, %v dead of %d", r.Name, r.Waiting, waiting(r.Name),
+					r.DeadLetters, w.DeadOf(r.Name))
 				return false
 			}
 		}
@@ -105,15 +104,15 @@ func (h *house) numbers(t *testing.T, w *shop.World, waiting func(queue string) 
 	})
 	require.Len(t, s.Queues, len(w.Queues))
 	for _, r := range s.Queues {
-		require.Contains(t, w.Queues, r.Queue)
-		require.Equal(t, 1, r.Consumers.N, r.Queue)
-		require.Equal(t, w.Sharing[r.Queue] != "", r.WaitingShared, r.Queue)
+		require.Contains(t, w.Queues, r.Name)
+		require.Equal(t, 1, r.Consumers.N, r.Name)
+		require.Equal(t, w.Sharing[r.Name] != "", r.WaitingShared, r.Name)
 	}
 	for _, q := range s.Orphans {
 		require.Equal(t, map[string]int{shop.Orphan: w.Waiting["vanished"]}[q.Name], q.Total.N, q.Name)
 	}
-	require.Len(t, s.Brakes, 1)
-	require.Equal(t, shop.Brake, s.Brakes[0].Name)
+	require.Len(t, s.Stopped, 1)
+	require.Equal(t, shop.Brake, s.Stopped[0].Name)
 
 	dead := map[string]map[string]int{}
 	for _, groups := range decoded[[]operate.Group](t, ask("dead", "groups")) {

@@ -24,6 +24,7 @@ type Manager struct {
 	vhost string
 	ctx   context.Context
 	seen  *Set
+	bound map[string][]management.Bound // by exchange
 	// Err says why nothing more was asked, PolicyErr why the policies cannot be seen.
 	Err, PolicyErr error
 	// Unseen says what else could not be seen, where the rest was.
@@ -37,7 +38,7 @@ func NewManager(ctx context.Context, url string, of link.Config) *Manager {
 	if url == "" {
 		return nil
 	}
-	m := &Manager{ctx: ctx}
+	m := &Manager{ctx: ctx, bound: map[string][]management.Bound{}}
 	m.vhost, _ = of.Vhost() // parsed before
 	if m.API, m.Err = management.New(url, of.TLSConfig()); m.Err == nil {
 		m.Err = m.ask(func(ctx context.Context) error { return m.API.IsOf(ctx, of.Cluster.Name()) })
@@ -83,11 +84,21 @@ func (m *Manager) Queue(name string) (q management.Queue, ok bool) {
 	})
 }
 
-// Bindings returns the bindings from an exchange.
+// Bindings returns the bindings from an exchange, which it asks for once.
 func (m *Manager) Bindings(exchange string) (list []management.Bound, ok bool) {
-	return answer(m, "", func(ctx context.Context) ([]management.Bound, error) {
+	if m == nil {
+		return nil, false
+	}
+	if list, ok = m.bound[exchange]; ok {
+		return list, true
+	}
+	list, ok = answer(m, "", func(ctx context.Context) ([]management.Bound, error) {
 		return m.API.Bindings(ctx, m.vhost, exchange)
 	})
+	if ok {
+		m.bound[exchange] = list
+	}
+	return list, ok
 }
 
 // FeatureFlags returns the states of the feature flags by their names.

@@ -115,14 +115,14 @@ func TestQueueVanishesWhileItsMessagesWait(t *testing.T) {
 				return
 			}
 
-			findings, err := o.Verify(t.Context(), plan)
-			require.NoError(t, err)
+			findings := rig.Verify(t, o, plan)
 			require.Len(t, findings, 1, findings)
 			require.Equal(t, operate.Missing, findings[0].Problem)
 			require.Equal(t, queue, findings[0].Name)
 			require.Contains(t, findings[0].Text, "the broker holds messages whose wait ends")
 			var report operate.Report
 			testbroker.WaitFor(t, "the management API to count", patience, func() bool {
+				var err error
 				report, err = o.Inspect(t.Context(), plan)
 				require.NoError(t, err)
 				require.NoError(t, report.ManagementErr)
@@ -142,9 +142,7 @@ func TestQueueVanishesWhileItsMessagesWait(t *testing.T) {
 				func() bool { return testbroker.Depth(t, url, queue) == waiting })
 			t.Logf("quorum: %d of %d messages are back %v after their queue", waiting, waiting,
 				time.Since(began).Round(time.Second))
-			findings, err = o.Verify(t.Context(), plan)
-			require.NoError(t, err)
-			for _, f := range findings {
+			for _, f := range rig.Verify(t, o, plan) {
 				require.NotEqual(t, operate.Critical, f.Severity, f)
 			}
 		})
@@ -157,7 +155,7 @@ func TestAReportPrintedNamesRaw(t *testing.T) {
 	const hostile = "o\x1b[2J\u202e\nrders"
 	for _, text := range []string{
 		operate.Report{
-			Queues:        []operate.QueueReport{{Name: hostile}},
+			Queues:        []operate.Queue{{Name: hostile}},
 			ManagementErr: errors.New(hostile),
 		}.String(),
 		operate.Finding{Kind: "queue", Name: hostile, Text: hostile}.String(),
@@ -180,8 +178,7 @@ func TestManagementAPIThatIsAway(t *testing.T) {
 	require.NoError(t, err)
 	require.ErrorContains(t, report.ManagementErr, "127.0.0.1:1")
 	require.Equal(t, operate.SourceAMQP, report.Queues[0].Ready.Source)
-	findings, err := o.Verify(t.Context(), plan)
-	require.NoError(t, err)
+	findings := rig.Verify(t, o, plan)
 	require.Len(t, findings, 1)
 	require.Equal(t, operate.Unchecked, findings[0].Problem)
 	require.NotContains(t, report.String()+findings[0].String(), "hush")

@@ -76,6 +76,12 @@ func (s OrderState) BlockedKeys() (keys []OrderKey) {
 	return keys
 }
 
+// NearBound reports whether the messages or the bytes of the line are near their bound.
+func (s OrderState) NearBound() bool {
+	near := func(n, most int) bool { return most > 0 && n >= most/5*4 }
+	return near(s.Messages, s.MaxMessages) || near(s.Bytes, s.MaxBytes)
+}
+
 // Find returns the state of a key. It is false if the key has nothing in the line.
 func (s OrderState) Find(key string) (OrderKey, bool) {
 	i := slices.IndexFunc(s.Keys, func(k OrderKey) bool { return key != "" && k.Key == key })

@@ -193,12 +193,12 @@ func (g *cell) declare(name, queue string, strategy topology.Strategy) *governed
 		g.change(func(ch *amqp.Channel) error { return ch.QueueBind(queue, queue, domain, false, nil) })
 	}
 	o := rig.OpenOperator(t, g.url, operate.WithManagement(g.api))
-	var findings []operate.Finding
+	var report operate.Report
 	require.NoError(t, g.steadily(func() (err error) {
-		findings, err = o.Verify(t.Context(), s.plan)
+		report, err = o.Verify(t.Context(), s.plan)
 		return err
 	}))
-	s.critical = slices.DeleteFunc(findings, func(f operate.Finding) bool {
+	s.critical = slices.DeleteFunc(report.Findings, func(f operate.Finding) bool {
 		return f.Severity != operate.Critical
 	})
 	return s

@@ -92,15 +92,9 @@ func (v *verifier) policies() {
 // bindings looks for the bindings of the plan, for others that take its messages, and for one at a
 // dead-letter target.
 func (v *verifier) bindings() {
-	asked := map[string][]management.Bound{} // Levels has several of each exchange
 	planned := map[string][]management.Binding{}
 	for _, b := range v.plan.Bindings {
-		list, ok := asked[b.Exchange]
-		if !ok {
-			if list, ok = v.manager.Bindings(b.Exchange); ok {
-				asked[b.Exchange] = list
-			}
-		}
+		list, ok := v.manager.Bindings(b.Exchange)
 		want := management.Binding{
 			Destination: b.Queue, DestinationType: "queue", RoutingKey: b.RoutingKey,
 		}
@@ -117,7 +111,8 @@ func (v *verifier) bindings() {
 		if e.Kind == audit.DelayedKind {
 			continue // it confirms every message, also without a binding (F49)
 		}
-		v.strangers(e.Name, slices.DeleteFunc(asked[e.Name], func(b management.Bound) bool {
+		list, _ := v.manager.Bindings(e.Name)
+		v.strangers(e.Name, slices.DeleteFunc(slices.Clone(list), func(b management.Bound) bool {
 			return slices.Contains(planned[e.Name], b.Binding)
 		}))
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/internal/management"
 	"github.com/millpond-go/millpond/internal/policies"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -88,10 +89,10 @@ const (
 //
 // It ends within ctx, and after 90 s at the latest. A check that is not possible is a finding too;
 // the error is for a broker that cannot be asked at all, and for a plan that topology.ValidatePlan
-// refuses.
-func (o *Operator) Verify(ctx context.Context, plan topology.Plan) ([]Finding, error) {
+// refuses. The report has the counts of Inspect, too.
+func (o *Operator) Verify(ctx context.Context, plan topology.Plan) (Report, error) {
 	v := &verifier{
-		operator: o, plan: plan, audited: plan.Audited(),
+		operator: o, plan: plan, audited: plan.Audited(), report: Report{Queue: plan.Queue},
 		known: map[string]audit.Facts{}, replicas: map[string][]string{},
 	}
 	err := topology.ValidatePlan(plan)
@@ -99,9 +100,10 @@ func (o *Operator) Verify(ctx context.Context, plan topology.Plan) ([]Finding, e
 		err = o.call(ctx, v.verify)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("verify queue %q: %w", plan.Queue, err)
+		return Report{}, fmt.Errorf("verify queue %q: %w", plan.Queue, err)
 	}
-	return v.findings, nil
+	v.report.Findings = v.findings
+	return v.report, nil
 }
 
 // verifier collects the findings about one plan.
@@ -113,6 +115,7 @@ type verifier struct {
 	run      audit.Runner
 	manager  *policies.Manager
 	version  audit.Version
+	report   Report
 	findings []Finding
 	known    map[string]audit.Facts
 	replicas map[string][]string // the nodes of each queue
@@ -126,10 +129,8 @@ func (v *verifier) verify(ctx context.Context, conn *link.Conn) error {
 	if err := v.exchanges(); err != nil {
 		return err
 	}
-	for _, q := range v.audited.Members() {
-		if err := v.queue(q); err != nil {
-			return err
-		}
+	if err := v.queues(); err != nil {
+		return err
 	}
 	v.delayed()
 	v.policies()
@@ -267,21 +268,45 @@ func (v *verifier) conflict(c *topology.ConflictError, adopt bool) {
 	v.critical(Conflicting, c.Kind, c.Name, "%s", text)
 }
 
-// queue looks at one queue of the plan.
-func (v *verifier) queue(q audit.Member) error {
-	found, err := audit.Passive(v.ctx, v.run, q.Name)
-	switch {
-	case audit.IsCode(err, amqp.NotFound):
-		v.mainMissing = v.mainMissing || q.Role == audit.RoleMain
-		v.critical(Missing, "queue", q.Name, "does not exist or cannot be reached%s", v.whileMissing(q))
-		return nil
-	case audit.IsCode(err, amqp.ResourceLocked):
-		v.critical(Conflicting, "queue", q.Name, "is exclusive to another connection, and gone with it: "+
-			"declare it durable and not exclusive")
-		return nil
-	case err != nil:
-		return fmt.Errorf("check queue %q: %w", q.Name, err)
+// queues looks at the queues of the plan.
+func (v *verifier) queues() error {
+	members := v.audited.Members()
+	var names []string
+	for _, q := range members {
+		names = append(names, q.Name)
 	}
+	counted, refused, err := audit.PassiveAll(v.ctx, v.run, names)
+	for _, q := range members {
+		if err != nil {
+			break
+		}
+		found, there := counted[q.Name]
+		info, shown := v.manager.Queue(q.Name)
+		v.report.add(q, found, there || !audit.IsCode(refused[q.Name], amqp.NotFound), info)
+		switch {
+		case there:
+			err = v.queue(q, found, info, shown)
+		case audit.IsCode(refused[q.Name], amqp.NotFound):
+			v.mainMissing = v.mainMissing || q.Role == audit.RoleMain
+			v.critical(Missing, "queue", q.Name, "does not exist or cannot be reached%s", v.whileMissing(q))
+		default:
+			v.critical(Conflicting, "queue", q.Name, "is exclusive to another connection, and gone with "+
+				"it: declare it durable and not exclusive")
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("check queues %s: %w", several(names), err)
+	}
+	if v.manager != nil {
+		v.report.ManagementErr = v.manager.Err
+	}
+	return nil
+}
+
+// queue looks at one queue of the plan, which exists. shown says that the management API shows it.
+func (v *verifier) queue(
+	q audit.Member, found amqp.Queue, info management.Queue, shown bool,
+) (err error) {
 	if q.Role == audit.RoleWait && found.Consumers > 0 {
 		v.critical(Consumed, "queue", q.Name, "is consumed, by %d: that takes messages before their "+
 			"wait is over; stop it", found.Consumers)
@@ -295,10 +320,11 @@ func (v *verifier) queue(q audit.Member) error {
 		v.warning(Unconsumed, "queue", q.Name, "has %d messages and no consumer: they wait until a "+
 			"process of the service is up", found.Messages)
 	}
-	if q.Role == audit.RoleLine && found.Messages+v.unacked(q.Name) >= nearBound {
+	inLine := found.Messages + max(managementCount(info.Unacked).N, 0)
+	if q.Role == audit.RoleLine && inLine >= nearBound {
 		v.warning(Exposed, "queue", q.Name, "has %d messages: at the bound (MaxWaiting, 10000 "+
 			"by default) the queue pauses; millpond order list says which keys wait and which are blocked",
-			found.Messages+v.unacked(q.Name))
+			inLine)
 	}
 	if q.Role == audit.RoleMain {
 		if err := v.main(q.Name); err != nil {
@@ -314,11 +340,10 @@ func (v *verifier) queue(q audit.Member) error {
 			return err
 		}
 	}
-	info, known := v.manager.Queue(q.Name)
-	if known {
+	if shown {
 		v.settings(q, info, !compared)
 	}
-	if !compared && !known && v.declares() {
+	if !compared && !shown && v.declares() {
 		v.warning(Unchecked, "queue", q.Name, "its arguments could not be compared, because the user "+
 			"may not declare it: grant the configure permission, or configure WithManagement")
 	}
@@ -331,14 +356,6 @@ const (
 	// nearBound is the number of messages of a line from which it is near its default bound.
 	nearBound = 8000
 )
-
-// unacked counts the messages that a consumer of a queue holds, if the management API tells.
-func (v *verifier) unacked(name string) int {
-	if info, ok := v.manager.Queue(name); ok && info.Unacked != nil {
-		return *info.Unacked
-	}
-	return 0
-}
 
 // whileMissing says what happens to messages while a queue is missing, and what to do.
 func (v *verifier) whileMissing(q audit.Member) string {

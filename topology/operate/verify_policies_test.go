@@ -28,9 +28,7 @@ import (
 // overruled returns the findings about policies.
 func overruled(t testing.TB, o *operate.Operator, plan topology.Plan) []operate.Finding {
 	t.Helper()
-	findings, err := o.Verify(t.Context(), plan)
-	require.NoError(t, err)
-	return slices.DeleteFunc(findings, func(f operate.Finding) bool {
+	return slices.DeleteFunc(rig.Verify(t, o, plan), func(f operate.Finding) bool {
 		return f.Problem != operate.Overruled
 	})
 }
@@ -259,9 +257,7 @@ func TestVerifyNamesFewReplicasAndAlarms(t *testing.T) {
 		operate.WithManagement("http://u:p@"+server.Listener.Addr().String()))
 	require.NoError(t, o.Declare(t.Context(), plan))
 	look := func() (texts []string) {
-		findings, err := o.Verify(t.Context(), plan)
-		require.NoError(t, err)
-		for _, f := range findings {
+		for _, f := range rig.Verify(t, o, plan) {
 			if !strings.Contains(f.Text, "feature flags") {
 				texts = append(texts, strings.ReplaceAll(f.String(), queue, "orders"))
 			}

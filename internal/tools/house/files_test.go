@@ -113,17 +113,10 @@ var library = map[string][]string{
 	"cmd/millpond/page": {
 		module + "/middleware/header", module + "/topology", module + "/topology/operate",
 		module + "/internal/keys",
-		module + "/topology/operate/discover", module + "/topology/operate/doctor",
+		module + "/topology/operate/doctor",
 		module + "/cmd/millpond/internal/lettertext", module + "/cmd/millpond/internal/overview",
 		module + "/cmd/millpond/page/internal/job",
 		module + "/internal/management", amqp091,
-	},
-	"topology/operate/discover": {
-		module + "/middleware/header", module + "/topology", module + "/topology/operate",
-		module + "/internal/keys",
-		module + "/internal/audit", module + "/internal/excerpt", module + "/internal/fleet",
-		module + "/internal/link", module + "/internal/management", module + "/internal/policies",
-		amqp091,
 	},
 	"topology/operate/doctor": {
 		module + "/topology", module + "/topology/operate", module + "/internal/audit",

@@ -42,9 +42,9 @@ func policies(b *bench) (Status, string) {
 	var harm, unseen []string
 	said := map[string]bool{} // the same policy does the same to many queues
 	for _, plan := range plans {
-		findings, err := o.Verify(b.ctx, plan)
+		report, err := o.Verify(b.ctx, plan)
 		b.must(err)
-		for _, f := range findings {
+		for _, f := range report.Findings {
 			list := &harm
 			switch {
 			case f.Problem == operate.Unchecked && f.Kind == "broker":

@@ -1,4 +1,4 @@
-package discover_test
+package operate_test
 
 import (
 	"context"
@@ -17,30 +17,32 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
-	"github.com/millpond-go/millpond/topology/operate/discover"
 )
 
 // place is a vhost of a node with the management API.
 type place struct {
+	*operate.Operator
 	t               testing.TB
 	node            *testbroker.Node
 	vhost, url, api string
 }
 
-// find discovers the vhost.
-func (p place) find(options ...discover.Option) discover.Vhost {
+// find looks at the vhost.
+func (p place) find() operate.View { p.t.Helper(); return p.look(operate.ViewOptions{}) }
+
+func (p place) look(options operate.ViewOptions) operate.View {
 	p.t.Helper()
-	found, err := discover.Find(p.t.Context(), p.api, p.vhost, options...)
+	found, err := p.View(p.t.Context(), options)
 	require.NoError(p.t, err)
-	require.Equal(p.t, p.vhost, found.Name)
+	require.Equal(p.t, p.vhost, found.Vhost)
 	for _, u := range found.Unclear {
 		p.t.Log(u.Queue, "|", u)
 	}
 	return found
 }
 
-// main discovers a queue of the vhost.
-func (p place) main(queue string) discover.Main {
+// main looks at a queue of the vhost.
+func (p place) main(queue string) operate.Main {
 	p.t.Helper()
 	m, ok := p.find().Main(queue)
 	require.True(p.t, ok, queue)
@@ -75,7 +77,9 @@ func run(t *testing.T, tests map[string]func(p place)) {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				vhost := strings.ReplaceAll(name, " ", "-")
-				test(place{t, node, vhost, node.URL() + vhost, api})
+				url := node.URL() + vhost
+				o := rig.OpenOperator(t, url, operate.WithManagement(api))
+				test(place{o, t, node, vhost, url, api})
 			})
 		}
 	})
@@ -145,10 +149,8 @@ func TestDerivedPlanIsTheDeclaredOne(t *testing.T) {
 			}
 			require.Len(p.t, m.Dead, 1)
 			require.Equal(p.t, queue+".dlq", m.Dead[0].Name)
-			require.Equal(p.t, discover.ByName, m.Dead[0].Evidence)
-
-			o := rig.OpenOperator(p.t, p.url, operate.WithManagement(p.api))
-			works(p.t, o, m.Plan)
+			require.Equal(p.t, operate.ByName, m.Dead[0].Evidence)
+			works(p, m.Plan)
 		}
 	}
 	run(t, tests)
@@ -164,18 +166,17 @@ func requirePlan(t testing.TB, want, got topology.Plan) {
 }
 
 // works calls the methods of an Operator that take a plan.
-func works(t testing.TB, o *operate.Operator, plan topology.Plan) {
+func works(p place, plan topology.Plan) {
+	t, o := p.t, p.Operator
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), rig.Patience)
 	defer cancel()
-	report, err := o.Inspect(ctx, plan)
+	report, err := o.Verify(ctx, plan)
 	require.NoError(t, err)
 	for _, q := range report.Queues {
 		require.False(t, q.Missing, q.Name)
 	}
-	findings, err := o.Verify(ctx, plan)
-	require.NoError(t, err)
-	for _, f := range findings {
+	for _, f := range report.Findings {
 		require.NotContains(t,
 			[]operate.Problem{operate.Missing, operate.Conflicting, operate.Overruled}, f.Problem, f)
 	}

@@ -1,4 +1,4 @@
-package discover
+package operate
 
 import (
 	"cmp"
@@ -64,9 +64,7 @@ func (p *parts) wait(d *derivation, w *waitQueue, strategy Strategy, shared bool
 		return
 	}
 	p.has[w.name] = true
-	p.main.Waits = append(p.main.Waits, Wait{
-		Queue: d.counts(w.name), Delay: w.delay, Strategy: strategy, Shared: shared,
-	})
+	p.main.Waits = append(p.main.Waits, Wait{d.waitCounts(w), strategy, shared})
 	p.main.Plan.Queues = append(p.main.Plan.Queues, topology.Queue{
 		Name: w.name, Delay: w.delay, Arguments: d.tableOf(w.name),
 	})

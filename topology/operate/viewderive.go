@@ -1,4 +1,4 @@
-package discover
+package operate
 
 import (
 	"cmp"
@@ -98,7 +98,7 @@ func (d *derivation) isOlderLevel(w *waitQueue) bool {
 func (d *derivation) orphan(w *waitQueue, queue, format string, args ...any) {
 	d.placed[w.name] = true
 	d.orphans = append(d.orphans, Orphan{
-		Wait: Wait{Queue: d.counts(w.name), Delay: w.delay, Strategy: Unknown},
+		Wait: Wait{Queue: d.waitCounts(w), Strategy: Unknown},
 		For:  queue, Why: fmt.Sprintf(format, args...),
 	})
 }
@@ -170,20 +170,18 @@ func (d *derivation) entry(w *waitQueue) (topology.Binding, bool) {
 		}
 	}
 	slices.SortFunc(found, func(a, b topology.Binding) int {
-		own := func(x topology.Binding) bool { return x.Exchange == w.name }
-		return cmp.Or(-cmp.Compare(number(own(a)), number(own(b))), cmp.Compare(a.Exchange, b.Exchange))
+		if own := a.Exchange == w.name; own != (b.Exchange == w.name) {
+			if own {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Compare(a.Exchange, b.Exchange)
 	})
 	if len(found) == 0 {
 		return topology.Binding{}, false
 	}
 	return found[0], true
-}
-
-func number(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // enter adds a wait queue that messages enter and leave with their routing key.
@@ -345,9 +343,36 @@ func (d *derivation) strandedAlone() {
 			continue
 		}
 		for _, b := range d.from[name] {
-			if b.Queue == name && b.RoutingKey == "" && onlyKeeps(d.queues[name]) {
+			if b.Queue == name && b.RoutingKey == "" && keepsAlone(d.queues[name]) {
 				d.stranded[name] = true
 			}
 		}
+	}
+}
+
+// lineSuffix is behind the name of the main queue in the name of its line.
+const lineSuffix = ".line"
+
+// isLine reports whether a queue has the arguments of a line. A dead-letter queue has no single
+// active consumer.
+func isLine(q queue) bool {
+	return keepsAlone(q) && q.arguments["x-single-active-consumer"] == true
+}
+
+// lines finds the lines of queues that are handled in order, by name and arguments.
+func (d *derivation) lines() {
+	for _, name := range slices.Sorted(maps.Keys(d.queues)) {
+		of, named := strings.CutSuffix(name, lineSuffix)
+		if !named || of == "" || !isLine(d.queues[name]) {
+			continue
+		}
+		if _, there := d.queues[of]; !there {
+			d.tell("", "queue %q has the name and the arguments of the line of queue %q, which does not "+
+				"exist: its messages wait until the queue and its service are back", name, of)
+			continue
+		}
+		m, _ := d.main(of)
+		line := d.counts(name)
+		m.Line, m.Plan.Line = &line, name
 	}
 }

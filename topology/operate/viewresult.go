@@ -1,4 +1,4 @@
-package discover
+package operate
 
 import (
 	"fmt"
@@ -12,8 +12,11 @@ import (
 )
 
 // result finishes the derivation.
-func (d *derivation) result() Vhost {
-	v := Vhost{Name: d.vhost}
+func (d *derivation) result() View {
+	v := View{
+		Vhost: d.vhost, Mains: []Main{}, Stranded: []Queue{}, Unclaimed: []Queue{}, Brakes: []string{},
+		Orphans: append([]Orphan{}, d.orphans...), Unclear: []Unclear{},
+	}
 	for _, name := range slices.Sorted(maps.Keys(d.mains)) {
 		m := d.mains[name]
 		d.parts[name].finish(d)
@@ -39,12 +42,11 @@ func (d *derivation) result() Vhost {
 	for _, name := range slices.Sorted(maps.Keys(d.unclaimed)) {
 		v.Unclaimed = append(v.Unclaimed, d.kept(name))
 	}
-	v.Orphans = d.orphans
 	slices.SortFunc(v.Orphans, func(a, b Orphan) int { return strings.Compare(a.Name, b.Name) })
 	d.underPolicies()
-	v.Unclear = d.unclear
+	v.Unclear = append(v.Unclear, d.unclear...)
 	slices.Sort(d.brakes)
-	v.Brakes = slices.Compact(d.brakes)
+	v.Brakes = append(v.Brakes, slices.Compact(d.brakes)...)
 	if len(v.Mains) > 0 {
 		v.queues = d.forDead()
 	}
@@ -57,7 +59,7 @@ func (d *derivation) forDead() map[string]management.Object {
 	queues := make(map[string]management.Object, len(d.queues))
 	for name, q := range d.queues {
 		queues[name] = nil
-		if onlyKeeps(q) {
+		if keepsAlone(q) {
 			queues[name] = q.arguments
 		}
 	}
@@ -85,12 +87,13 @@ func (d *derivation) sameDelay(m *Main) {
 // underPolicies names policies under which wait queues do not do as their arguments say: a policy
 // that shortens their delay, or leads their messages elsewhere (F36).
 func (d *derivation) underPolicies() {
-	if d.policies == nil || len(d.policies.User)+len(d.policies.Operator) == 0 {
+	set := d.manager.Policies()
+	if set == nil || len(set.User)+len(set.Operator) == 0 {
 		return
 	}
 	under, unreadable := map[string][]string{}, map[string]string{}
 	for _, w := range d.waits {
-		applied := d.policies.Of(w.name, string(d.queues[w.name].kind))
+		applied := set.Of(w.name, string(d.queues[w.name].kind))
 		for _, r := range applied.Rules {
 			about := fmt.Sprintf("%s sets %s to %v", r.Source, r.Key, r.Value)
 			ttl, _ := audit.WholeNumber(r.Value)

@@ -1,37 +1,30 @@
-package discover
+package operate
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"time"
 
-	amqp "github.com/rabbitmq/amqp091-go"
-
-	"github.com/millpond-go/millpond/internal/management"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
-	"github.com/millpond-go/millpond/topology/operate"
 )
 
 // dead finds the queues that keep dead letters. millpond publishes a dead letter to a queue by its
 // name, so that no argument and no binding shows which one.
-func (d *derivation) dead(ctx context.Context, api *management.API) error {
+func (d *derivation) dead() {
 	for _, name := range slices.Sorted(maps.Keys(d.mains)) {
 		usual := name + ".dlq"
 		if _, there := d.queues[usual]; there && d.byName[usual] == nil && d.mains[usual] == nil {
 			d.parts[name].deadQueue(d, usual, ByName)
 		}
-		if err := d.deadByBroker(ctx, api, name); err != nil {
-			return err
-		}
+		d.deadByBroker(name)
 	}
 	d.unclaimed = map[string]bool{}
 	for name, q := range d.queues {
-		if onlyKeeps(q) && q.consumers <= 0 && d.mains[name] == nil && !d.stranded[name] && !isLine(q) {
+		if keepsAlone(q) && q.consumers <= 0 && d.mains[name] == nil && !d.stranded[name] && !isLine(q) {
 			d.unclaimed[name] = true
 		}
 	}
@@ -47,7 +40,6 @@ func (d *derivation) dead(ctx context.Context, api *management.API) error {
 			delete(d.unclaimed, name)
 		}
 	}
-	return nil
 }
 
 // deadQueue adds the queue that dead letters are published to.
@@ -59,15 +51,13 @@ func (p *parts) deadQueue(d *derivation, name string, evidence Evidence) {
 
 // deadByBroker adds the queues that get the messages of a main queue that the broker itself
 // dead-letters.
-func (d *derivation) deadByBroker(
-	ctx context.Context, api *management.API, name string,
-) error {
+func (d *derivation) deadByBroker(name string) {
 	q := d.queues[name]
 	evidence := ByArgument
 	exchange, leads := q.arguments["x-dead-letter-exchange"].(string)
 	key, fixed := q.arguments["x-dead-letter-routing-key"].(string)
-	if d.policies != nil {
-		applied := d.policies.Of(name, string(q.kind))
+	if set := d.manager.Policies(); set != nil {
+		applied := set.Of(name, string(q.kind))
 		policy := applied.Definition()
 		if to, set := policy["dead-letter-exchange"].(string); set && !leads {
 			exchange, leads, evidence = to, true, ByPolicy
@@ -77,7 +67,7 @@ func (d *derivation) deadByBroker(
 		}
 	}
 	if !leads {
-		return nil
+		return
 	}
 	const about = "messages of queue %q that the broker dead-letters go to %s"
 	var to []string
@@ -85,21 +75,18 @@ func (d *derivation) deadByBroker(
 	_, there := d.exchanges[exchange]
 	switch {
 	case exchange == "" && !fixed:
-		return nil // back into the queue
+		return // back into the queue
 	case exchange == "":
 		if _, there := d.queues[key]; !there {
 			d.tell(name, about+", which does not exist", name, fmt.Sprintf("queue %q", key))
-			return nil
+			return
 		}
 		to = []string{key}
 	case !there:
 		d.tell(name, about+", which does not exist", name, fmt.Sprintf("exchange %q", exchange))
-		return nil
+		return
 	case kind == "fanout" || kind == "direct" && fixed:
-		bindings, err := api.Bindings(ctx, d.vhost, exchange)
-		if err != nil && !errors.Is(err, management.ErrNotFound) {
-			return fmt.Errorf("management API: %w", err)
-		}
+		bindings, _ := d.manager.Bindings(exchange)
 		for _, b := range bindings {
 			if b.DestinationType == "queue" && (kind == "fanout" || b.RoutingKey == key) {
 				to = append(to, b.Destination)
@@ -108,7 +95,7 @@ func (d *derivation) deadByBroker(
 	default:
 		d.tell(name, about+", and their routing keys decide in which queue they are", name,
 			fmt.Sprintf("exchange %q", exchange))
-		return nil
+		return
 	}
 	m := d.mains[name]
 	for _, queue := range to {
@@ -117,11 +104,10 @@ func (d *derivation) deadByBroker(
 			m.Dead = append(m.Dead, Dead{Queue: d.counts(queue), Evidence: evidence})
 		}
 	}
-	return nil
 }
 
 // peek looks at the oldest message of each queue that keeps messages.
-func (d *derivation) peek(ctx context.Context, o *operate.Operator) error {
+func (d *derivation) peek(ctx context.Context, o *Operator) error {
 	owners := map[string]*Main{} // by dead-letter queue, where a name alone tells
 	queues := maps.Clone(d.stranded)
 	maps.Copy(queues, d.unclaimed)
@@ -148,13 +134,12 @@ func (d *derivation) peek(ctx context.Context, o *operate.Operator) error {
 		case len(messages) == 0:
 			continue
 		}
-		d.oldest[name] = since(messages[0])
-		queue, state := header.ParseDead(func(key string) (string, bool) {
-			text, ok := messages[0].Headers[key].(string)
-			return text, ok
-		})
-		if state.Reason != "" {
-			d.proven(name, queue, owners[name])
+		l := newLetter(messages[0], 1)
+		if d.oldest[name] = l.DeadAt; l.DeadAt.IsZero() {
+			d.oldest[name], _ = lastDeath(&messages[0])["time"].(time.Time)
+		}
+		if _, state := header.ParseDead(textOf(&messages[0])); state.Reason != "" {
+			d.proven(name, l.Queue, owners[name])
 		}
 	}
 	return nil
@@ -188,21 +173,37 @@ func (d *derivation) claim(name string) {
 	delete(d.strandedByName, name)
 }
 
-// since returns the time since which a message is a dead letter or stranded: by the headers of
-// millpond, else by the broker's newest x-death entry. Any publisher may write the former.
-func since(m amqp.Delivery) time.Time {
-	_, state := header.ParseDead(func(key string) (string, bool) {
-		text, ok := m.Headers[key].(string)
-		return text, ok
+// WithDead returns the plan of a main queue with another dead-letter queue, which the broker does
+// not show as its dead-letter queue. The queue has the broker's arguments if a strategy declares
+// such a queue. Otherwise it has none, as a queue of the user. An error names a queue that was not
+// in the vhost when View looked, or that cannot keep dead letters.
+// The plan is not validated: see topology.ValidatePlan.
+func (v View) WithDead(main Main, queue string) (topology.Plan, error) {
+	arguments, there := v.queues[queue]
+	named := func(w Wait) bool { return w.Name == queue }
+	waits := slices.ContainsFunc(v.Orphans, func(o Orphan) bool { return named(o.Wait) })
+	for _, m := range v.Mains {
+		waits = waits || slices.ContainsFunc(m.Waits, named)
+	}
+	switch {
+	case !there:
+		return topology.Plan{}, fmt.Errorf("vhost %q has no queue %q that could keep the dead "+
+			"letters of queue %q", v.Vhost, queue, main.Name)
+	case queue == main.Name:
+		return topology.Plan{}, fmt.Errorf("queue %q cannot keep its own dead letters: name "+
+			"its dead-letter queue", queue)
+	case waits:
+		return topology.Plan{}, fmt.Errorf("queue %q is a wait queue and cannot keep the dead "+
+			"letters of queue %q: name its dead-letter queue", queue, main.Name)
+	}
+	plan := main.Plan
+	before := plan.Dead.RoutingKey
+	plan.Dead = topology.Route{RoutingKey: queue}
+	plan.Queues = slices.DeleteFunc(slices.Clone(plan.Queues), func(q topology.Queue) bool {
+		return q.Delay == 0 && (q.Name == before || q.Name == queue)
 	})
-	if !state.DeadAt.IsZero() {
-		return state.DeadAt
-	}
-	deaths, _ := m.Headers["x-death"].([]any)
-	if len(deaths) > 0 {
-		newest, _ := deaths[0].(amqp.Table)
-		at, _ := newest["time"].(time.Time)
-		return at
-	}
-	return time.Time{}
+	plan.Queues = append(plan.Queues, topology.Queue{
+		Name: queue, Arguments: table(arguments), Adopt: true,
+	})
+	return plan, nil
 }

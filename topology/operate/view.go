@@ -1,26 +1,41 @@
-package discover
+package operate
 
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/millpond-go/millpond/internal/excerpt"
 	"github.com/millpond-go/millpond/internal/management"
 	"github.com/millpond-go/millpond/topology"
-	"github.com/millpond-go/millpond/topology/operate"
 )
 
-// Vhost is what millpond has in a virtual host. It is plain data.
-type Vhost struct {
-	Name string
+// View is what millpond has in a virtual host at one time. It is plain data.
+//
+// A wait queue is known by the arguments that topology.WaitQueue and all strategies set. Arguments
+// and bindings say where its messages return to, after which delay. A name decides in four
+// places, because the broker shows nothing else: the attempt of PerAttempt, the queue that a wait
+// queue belongs to where several queues have the same Via, the dead-letter queue <queue>.dlq, and
+// the stranded queue <prefix>.stranded whose exchange is gone.
+//
+// The broker does not show everything. Unclear names it:
+//
+//   - which wait queues belong to the policy that a service has today: all of them are listed;
+//   - the dead-letter queue where a service names its own. Nothing but the headers of a letter
+//     names the main queue; see ViewOptions.Owners, and WithDead. A queue that is not matched is in
+//     Unclaimed;
+//   - the queue that uses a wait queue with a name of its user's, where several have the same Via;
+//   - the Tolerance of Levels, and whether an integer argument was an int32: it is an int64;
+//   - the queues that use levels of a version before v0.1.0, which routed by headers;
+//   - the wait queues of a strategy that sets other arguments than topology.WaitQueue;
+//   - names that are not UTF-8, which JSON cannot hold.
+type View struct {
+	Vhost string
 	// Mains are the queues that wait queues lead to, and those with a line, by name.
-	Mains []Main
+	Mains []Main `json:"queues"`
 	// Stranded are the queues that keep messages whose own queue has vanished, by name. Where the
 	// exchange before one is gone, its name and its arguments tell; Unclear says so.
 	Stranded []Queue
@@ -30,8 +45,8 @@ type Vhost struct {
 	// name: the broker does not show whose letters they keep. A queue without retries may have the
 	// same arguments.
 	Unclaimed []Queue
-	// Brakes are the names of the brakes of the services, sorted; operate.Operator.Brake returns the
-	// state of one.
+	// Brakes are the names of the brakes of the services, sorted; Operator.Brakes returns their
+	// states.
 	Brakes []string
 	// Unclear is everything that the broker does not tell.
 	Unclear []Unclear
@@ -40,12 +55,12 @@ type Vhost struct {
 }
 
 // Empty reports whether nothing in the vhost is surely millpond's. There may be Unclaimed queues.
-func (v Vhost) Empty() bool {
+func (v View) Empty() bool {
 	return len(v.Mains) == 0 && len(v.Stranded) == 0 && len(v.Orphans) == 0
 }
 
 // Main returns a queue of Mains.
-func (v Vhost) Main(queue string) (Main, bool) {
+func (v View) Main(queue string) (Main, bool) {
 	i, found := slices.BinarySearchFunc(v.Mains, queue, func(m Main, name string) int {
 		return strings.Compare(m.Name, name)
 	})
@@ -56,9 +71,9 @@ func (v Vhost) Main(queue string) (Main, bool) {
 }
 
 // Waits returns a plan that has all wait queues, each once and by delay, also those whose queue is
-// gone. With it operate.Operator.Waiting returns all messages that wait in the vhost, each with the
+// gone. With it Operator.Waiting returns all messages that wait in the vhost, each with the
 // queue that it waits for.
-func (v Vhost) Waits() (all topology.Plan) {
+func (v View) Waits() (all topology.Plan) {
 	seen := map[string]bool{}
 	add := func(q topology.Queue) {
 		if q.Delay > 0 && !seen[q.Name] {
@@ -79,25 +94,16 @@ func (v Vhost) Waits() (all topology.Plan) {
 	return all
 }
 
-// Queue is a queue with its counts, which are seconds old, except for those of WithCounts. A count
-// that the broker has not made yet is not Known, and is never zero for that reason.
-type Queue struct {
-	Name string
-	// Type is "classic" or "quorum"; of a main queue it may be "stream".
-	Type topology.QueueType
-	// Ready counts messages that could be delivered or that wait, Unacked the messages that consumers
-	// hold, Total all of them. Held counts messages whose wait is over and that the broker keeps,
-	// because it cannot place them; only quorum queues hold messages.
-	Ready, Unacked, Total, Held operate.Count
-	Consumers                   operate.Count
-	// Oldest is the time since which the oldest message is in a queue that keeps messages, by the
-	// message's own headers. Zero means unknown, and JSON leaves it out then: see WithLooks.
-	Oldest time.Time `json:",omitzero"`
-}
-
 // Main is a queue whose messages wait and return to it.
 type Main struct {
 	Queue
+	// Waiting counts the messages of its wait queues and its line, DeadLetters those of its dead-letter
+	// queues. WaitingShared says that other queues use the same wait queues: Waiting counts their
+	// messages, too.
+	Waiting, DeadLetters Count
+	WaitingShared        bool
+	// Trouble has a few words for each thing that is wrong.
+	Trouble []string
 	// Waits are the wait queues that lead to the queue, by delay, also the wait queues of an earlier
 	// policy: the broker does not show which of them the service uses today.
 	Waits []Wait
@@ -115,10 +121,10 @@ type Main struct {
 	Clients []Client
 	// Plan has all of Waits, with the arguments that the broker has. Its Levels have the default
 	// Tolerance, which is not on the broker. Its Dead is empty where the dead-letter queue is unknown.
-	Plan topology.Plan
+	Plan topology.Plan `json:"-"`
 	// PlanErr is the error of topology.ValidatePlan for Plan. Then Verify refuses the plan, and other
-	// methods of operate.Operator take it.
-	PlanErr error
+	// methods of Operator take it.
+	PlanErr error `json:"-"`
 }
 
 // Strategies returns InOrder if the queue has a line, and the distinct strategies of its wait
@@ -157,8 +163,6 @@ const (
 // Wait is a wait queue as one main queue uses it.
 type Wait struct {
 	Queue
-	// Delay is how long a message waits in the queue.
-	Delay    time.Duration
 	Strategy Strategy
 	// Shared says that the wait queue leads to other queues, too, so that its counts are the counts of
 	// all of them.
@@ -177,7 +181,7 @@ type Evidence string
 const (
 	// ByName: it has the default name, <queue>.dlq, and the broker shows nothing that contradicts.
 	ByName Evidence = "name"
-	// ByLetter: its oldest message is a dead letter whose headers name the main queue; see WithLooks.
+	// ByLetter: its oldest message is a dead letter whose headers name the main queue; see ViewOptions.
 	ByLetter Evidence = "letter"
 	// ByArgument: the arguments of the main queue lead messages there that the broker itself
 	// dead-letters.
@@ -213,136 +217,83 @@ type Unclear struct {
 // String returns the sentence.
 func (u Unclear) String() string { return excerpt.OneLine(u.Text) }
 
-// Option changes Find.
-type Option func(*options) error
-
-type options struct {
-	cluster  string
-	tls      *tls.Config
-	operator *operate.Operator
-	counter  *operate.Operator
+// ViewOptions say what View reads beside the lists of the management API.
+type ViewOptions struct {
+	// Exact counts the ready messages and the consumers of all queues that are found by AMQP, because
+	// the management API counts seconds late. Default: false.
+	Exact bool
+	// Owners looks at the oldest message of queues that keep messages and have no consumer, with Peek:
+	// it tells since when a dead letter or a stranded message is there, and which queue's letters a
+	// queue with a name of your own keeps. A look is not done where Peek is not safe. Default: false.
+	Owners bool
 }
 
-// WithTLS sets the authorities and the client certificate for https.
+// View asks the management API what millpond has in the virtual host. It reads queues and exchanges
+// in pages, and the bindings of exchanges that may belong to a strategy. It changes nothing. Of
+// 50 000 queues with 200 main queues it needs under 20 MiB while it reads. Counts are seconds old,
+// and the broker counts a new queue some seconds late.
 //
-// Default: the authorities of the system.
-func WithTLS(config *tls.Config) Option {
-	return func(o *options) error {
-		o.tls = config
-		return nil
-	}
-}
-
-// WithCluster names the cluster that AMQP leads to, as operate.Operator.Cluster returns it. Find
-// then refuses the API of another broker, for example on the same host. An empty name is any
-// cluster.
-//
-// Default: any cluster.
-func WithCluster(name string) Option {
-	return func(o *options) error {
-		o.cluster = name
-		return nil
-	}
-}
-
-// WithLooks lets operator look at the oldest message of queues that keep messages and have no
-// consumer, with Peek: it tells since when a dead letter or a stranded message is there, and which
-// queue's letters a queue with a name of your own keeps. A look is not done where Peek is not safe.
-// Wait queues and main queues are not looked at.
-//
-// Default: no message is looked at.
-func WithLooks(operator *operate.Operator) Option {
-	return func(o *options) error {
-		if operator == nil {
-			return errors.New("WithLooks: the operator is nil")
-		}
-		o.operator = operator
-		return nil
-	}
-}
-
-// WithCounts lets operator count the ready messages and the consumers of all queues that are found,
-// because the management API counts seconds late. Where it cannot, Unclear says so.
-//
-// Default: all counts are of the management API.
-func WithCounts(operator *operate.Operator) Option {
-	return func(o *options) error {
-		if operator == nil {
-			return errors.New("WithCounts: the operator is nil")
-		}
-		o.counter = operator
-		return nil
-	}
-}
-
-// Find asks the management API at managementURL what millpond has in a vhost. The URL is as
-// operate.WithManagement takes it: http or https, with a user and its password, which appear in no
-// error. The user needs the tag monitoring and permissions in the vhost, of which ^$ is enough.
-//
-// A vhost without millpond gives an empty Vhost and no error. An error means that nothing is known.
-// Unclear names the rest that could not be seen. Find ends within ctx.
-func Find(
-	ctx context.Context, managementURL, vhost string, opts ...Option,
-) (Vhost, error) {
-	var o options
-	var problems []error
-	for i, option := range opts {
-		if option == nil {
-			problems = append(problems, fmt.Errorf("option %d is nil", i+1))
-			continue
-		}
-		problems = append(problems, option(&o))
-	}
-	api, err := management.New(managementURL, o.tls)
-	if err := errors.Join(append(problems, err)...); err != nil {
-		return Vhost{}, fmt.Errorf("discover: %w", err)
-	}
-	if err := api.IsOf(ctx, o.cluster); err != nil {
-		return Vhost{}, fmt.Errorf("discover: management API %w", err)
-	}
-	seen, err := look(ctx, api, vhost)
+// A virtual host without millpond gives an empty View and no error. An error means that nothing is
+// known. Unclear names the rest that could not be seen. View ends within ctx.
+func (o *Operator) View(ctx context.Context, options ViewOptions) (View, error) {
+	v, err := o.view(ctx, options)
 	if err != nil {
-		return Vhost{}, fmt.Errorf("discover vhost %q: %w", vhost, err)
-	}
-	found := seen.derive()
-	found.readClients(ctx, api)
-	if err := found.dead(ctx, api); err != nil {
-		return Vhost{}, fmt.Errorf("discover vhost %q: %w", vhost, err)
-	}
-	if o.operator != nil {
-		if err := found.peek(ctx, o.operator); err != nil {
-			return Vhost{}, fmt.Errorf("discover vhost %q: %w", vhost, err)
-		}
-	}
-	v := found.result()
-	if o.counter != nil {
-		if err := v.count(ctx, o.counter); err != nil {
-			v.Unclear = append(v.Unclear, Unclear{Text: fmt.Sprintf("counts are seconds old: %v", err)})
-		}
+		return View{}, fmt.Errorf("look at vhost %q: %w", o.vhost, err)
 	}
 	return v, ctx.Err()
 }
 
+func (o *Operator) view(ctx context.Context, options ViewOptions) (v View, err error) {
+	m := o.manager(ctx)
+	if m == nil {
+		return v, errors.New("only the management API shows its queues: " + nameManagement)
+	}
+	if m.Err != nil {
+		return v, m.Err
+	}
+	seen, err := look(ctx, m, o.vhost)
+	if err != nil {
+		return v, err
+	}
+	found := seen.derive()
+	found.readClients(ctx)
+	if found.dead(); m.Err != nil {
+		return v, m.Err
+	}
+	if options.Owners {
+		if err := found.peek(ctx, o); err != nil {
+			return v, err
+		}
+	}
+	v = found.result()
+	if options.Exact {
+		if err := v.count(ctx, o); err != nil {
+			v.Unclear = append(v.Unclear, Unclear{Text: fmt.Sprintf("counts are seconds old: %v", err)})
+		}
+	}
+	for i := range v.Mains {
+		v.Mains[i].sum()
+	}
+	return v, nil
+}
+
 // count takes over the counts of AMQP. To the ready messages of a queue it adds those that AMQP
 // does not show. Before the management API has counted, the sum of no ready message is not known.
-func (v *Vhost) count(ctx context.Context, operator *operate.Operator) error {
+func (v *View) count(ctx context.Context, o *Operator) error {
 	queues := v.all()
 	names := make([]string, len(queues))
 	for i, q := range queues {
 		names[i] = q.Name
 	}
 	slices.Sort(names)
-	counted, err := operator.Count(ctx, slices.Compact(names)...)
+	counted, err := o.Count(ctx, slices.Compact(names)...)
 	for _, q := range queues {
-		now, there := counted[q.Name]
-		if !there {
-			continue
-		}
-		q.Ready = operate.Count{N: now.Messages, Source: operate.SourceAMQP}
-		q.Consumers = operate.Count{N: now.Consumers, Source: operate.SourceAMQP}
-		if q.Total.Known() || now.Messages > 0 {
-			q.Total = q.Ready
-			q.Total.N += max(q.Unacked.N, 0) + max(q.Held.N, 0)
+		if now, there := counted[q.Name]; there {
+			q.Ready, q.Consumers = amqpCount(now.Messages), amqpCount(now.Consumers)
+			if q.Total.Known() || now.Messages > 0 {
+				q.Total = q.Ready
+				q.Total.N += max(q.Unacked.N, 0) + max(q.Held.N, 0)
+			}
 		}
 	}
 	return err
@@ -350,7 +301,7 @@ func (v *Vhost) count(ctx context.Context, operator *operate.Operator) error {
 
 // all are the queues that are surely millpond's. One that several queues share is there several
 // times.
-func (v *Vhost) all() (queues []*Queue) {
+func (v *View) all() (queues []*Queue) {
 	for i := range v.Mains {
 		m := &v.Mains[i]
 		queues = append(queues, &m.Queue)
@@ -371,4 +322,55 @@ func (v *Vhost) all() (queues []*Queue) {
 		queues = append(queues, &v.Orphans[i].Queue)
 	}
 	return queues
+}
+
+// sum adds the counts of the queue's parts, and names its trouble.
+func (m *Main) sum() {
+	none := Count{Source: SourceManagement}
+	m.Waiting, m.DeadLetters, m.Trouble = none, none, nil
+	held := max(m.Held.N, 0)
+	trouble := func(is bool, format string, args ...any) {
+		if is {
+			m.Trouble = append(m.Trouble, fmt.Sprintf(format, args...))
+		}
+	}
+	for _, w := range m.Waits {
+		m.Waiting = m.Waiting.Plus(w.Total)
+		m.WaitingShared = m.WaitingShared || w.Shared
+		held += max(w.Held.N, 0)
+	}
+	if m.Line != nil {
+		inLine := m.Line.Total
+		if inLine.N > 0 {
+			inLine.N-- // the process that leads keeps a message there
+		}
+		m.Waiting = m.Waiting.Plus(inLine)
+		trouble(inLine.N >= nearBound, "%s in the line, which is near its bound: see its keys in order",
+			plural(inLine.N, "message"))
+	}
+	for _, d := range m.Dead {
+		m.DeadLetters = m.DeadLetters.Plus(d.Total)
+		held += max(d.Held.N, 0)
+	}
+	if len(m.Dead) == 0 {
+		m.DeadLetters = unknown
+	}
+	trouble(m.DeadLetters.N > 0, "%s", plural(m.DeadLetters.N, "dead letter"))
+	trouble(m.Consumers.Known() && m.Consumers.N == 0, "no consumer")
+	trouble(held > 0, "%s held: their target is missing or full", plural(held, "message"))
+	trouble(len(m.Dead) == 0, "its dead-letter queue is not known: see --dlq")
+	trouble(len(m.Dead) > 0 && m.PlanErr != nil, "a wait queue leads astray: see verify")
+}
+
+// ByTrouble returns the queues of Mains, those in trouble first, and their number.
+func (v View) ByTrouble() (mains []Main, inTrouble int) {
+	mains = slices.Clone(v.Mains)
+	for _, m := range mains {
+		inTrouble += min(len(m.Trouble), 1)
+	}
+	slices.SortStableFunc(mains, func(a, b Main) int { // by name among the same
+		return cmp.Or(cmp.Compare(min(len(b.Trouble), 1), min(len(a.Trouble), 1)),
+			cmp.Compare(b.DeadLetters.N, a.DeadLetters.N))
+	})
+	return mains, inTrouble
 }
