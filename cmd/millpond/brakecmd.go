@@ -215,14 +215,11 @@ func (a app) onBrake(
 	return f(o, c.Args().First())
 }
 
-// stoppedBrakes returns the brakes of the virtual host that are stopped. Without the management API
-// it asks for those with the names of the queues, which is the name of a brake by default.
+// stoppedBrakes returns the brakes with the names of the queues that are stopped: by default a brake
+// has the name of a queue. Without the management API no others can be asked for.
 func (s *session) stoppedBrakes(ctx context.Context, queues []string) []header.BrakeState {
-	if s.vhost == nil && len(queues) == 0 || s.vhost != nil && len(s.vhost.Brakes) == 0 {
+	if len(queues) == 0 {
 		return nil
-	}
-	if s.vhost != nil {
-		queues = nil // all brakes
 	}
 	states, err := s.brakesOf(ctx, queues)
 	for _, err := range parts(err) {

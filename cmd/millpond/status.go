@@ -51,12 +51,17 @@ func (a app) statusOnce(ctx context.Context, c *cli.Command, queues []string) er
 				return err
 			}
 		}
-		stopped := s.stoppedBrakes(ctx, queues)
+		var stopped []header.BrakeState
+		if s.vhost != nil {
+			stopped = s.vhost.Stopped
+		} else {
+			stopped = s.stoppedBrakes(ctx, queues)
+		}
 		if c.Bool("watch") && a.terminal(a.out) {
 			fmt.Fprint(a.out, "\x1b[H\x1b[2J")
 		}
 		if all {
-			return s.overview(stopped)
+			return s.overview()
 		}
 		if !c.Bool(flagJSON) {
 			s.printStopped(stopped)
@@ -95,15 +100,12 @@ const (
 
 // overview prints the stopped brakes, and a line for each queue that was found, the queues in
 // trouble first.
-func (s *session) overview(stopped []header.BrakeState) error {
+func (s *session) overview() error {
 	lines, inTrouble := s.vhost.ByTrouble()
 	if s.c.Bool(flagJSON) {
-		return s.printSnakeJSON(struct {
-			operate.View
-			Stopped []header.BrakeState
-		}{*s.vhost, orEmpty(stopped)})
+		return s.printSnakeJSON(s.vhost)
 	}
-	s.printStopped(stopped)
+	s.printStopped(s.vhost.Stopped)
 	if s.vhost.Empty() {
 		s.nothingFound()
 		return nil

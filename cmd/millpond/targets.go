@@ -61,7 +61,8 @@ func (a app) open(ctx context.Context, c *cli.Command) (s *session, err error) {
 // find finds the queues of the virtual host. Where a dead-letter queue is not known, its letters
 // may tell it.
 func (s *session) find(ctx context.Context) error {
-	options := operate.ViewOptions{Exact: s.c.Name == "status" && s.c.NArg() == 0}
+	status := s.c.Name == "status"
+	options := operate.ViewOptions{Exact: status && s.c.NArg() == 0, Brakes: status}
 	found, err := s.operator.View(ctx, options)
 	if err == nil && slices.ContainsFunc(found.Mains, deadUnknown) && len(found.Unclaimed) > 0 {
 		options.Owners = true

@@ -114,9 +114,34 @@ func (h *house) numbers(t *testing.T, w *shop.World, waiting func(queue string) 
 	require.Len(t, s.Stopped, 1)
 	require.Equal(t, shop.Brake, s.Stopped[0].Name)
 
-	dead := map[string]map[string]int{}
+	// The commands, and a program, have the same.
+	shown := operate.View{}
 	for _, groups := range decoded[[]operate.Group](t, ask("dead", "groups")) {
-		for _, g := range groups {
+		shown.Mains = append(shown.Mains, operate.Main{Causes: groups})
+	}
+	shown.Waiting = decoded[operate.Waiter](t, ask("waiting", "list", "--limit", "0"))
+	shown.Strays = decoded[operate.StrandedMessage](t, ask("stranded", "list"))
+	lines := decoded[[]orderJSON](t, ask("order", "list", "keyed"))
+	shown.Mains[0].Keys = &lines[0][0].OrderState
+	sameMessages(t, w, shown)
+	read, err := rig.OpenOperator(t, h.URL, operate.WithManagement(h.API)).View(t.Context(),
+		operate.ViewOptions{Exact: true, Brakes: true, Messages: true})
+	require.NoError(t, err)
+	sameMessages(t, w, read)
+	require.Equal(t, shop.Brake, read.Stopped[0].Name)
+	require.Empty(t, read.Unclear)
+	for _, m := range read.Mains {
+		require.Equal(t, w.DeadOf(m.Name), m.DeadLetters.N, m.Name)
+		require.Equal(t, waiting(m.Name), m.Waiting.N, m.Name)
+	}
+}
+
+// sameMessages compares the messages of a view with the world.
+func sameMessages(t *testing.T, w *shop.World, v operate.View) {
+	t.Helper()
+	dead := map[string]map[string]int{}
+	for _, m := range v.Mains {
+		for _, g := range m.Causes {
 			for queue, n := range g.Queues {
 				if dead[queue] == nil {
 					dead[queue] = map[string]int{}
@@ -124,24 +149,22 @@ func (h *house) numbers(t *testing.T, w *shop.World, waiting func(queue string) 
 				dead[queue][g.Error] += n
 			}
 		}
+		if m.Keys != nil {
+			require.Len(t, m.Keys.BlockedKeys(), 1)
+			require.Equal(t, w.Behind, m.Keys.BlockedKeys()[0].Waiting)
+		}
 	}
 	require.Equal(t, w.Dead, dead)
-
-	waits := map[string]int{}
-	for _, m := range decoded[operate.Waiter](t, ask("waiting", "list", "--limit", "0")) {
+	waits, strays := map[string]int{}, map[string]int{}
+	for _, m := range v.Waiting {
 		waits[m.Queue]++
 	}
-	maps.DeleteFunc(waits, func(queue string, _ int) bool { return queue == "keyed" })
 	require.Equal(t, w.Waiting, waits)
-	strays := map[string]int{}
-	for _, m := range decoded[operate.StrandedMessage](t, ask("stranded", "list")) {
+	for _, m := range v.Strays {
 		strays[m.Queue]++
 		require.Equal(t, operate.CauseQueueGone, m.Cause)
 	}
 	require.Equal(t, w.Stranded, strays)
-	keys := decoded[[]orderJSON](t, ask("order", "list", "keyed"))[0][0]
-	require.Len(t, keys.BlockedKeys(), 1)
-	require.Equal(t, w.Behind, keys.BlockedKeys()[0].Waiting)
 }
 
 var (

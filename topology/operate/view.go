@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/millpond-go/millpond/internal/excerpt"
 	"github.com/millpond-go/millpond/internal/management"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -45,10 +47,15 @@ type View struct {
 	// name: the broker does not show whose letters they keep. A queue without retries may have the
 	// same arguments.
 	Unclaimed []Queue
-	// Brakes are the names of the brakes of the services, sorted; Operator.Brakes returns their
-	// states.
-	Brakes []string
-	// Unclear is everything that the broker does not tell.
+	// Brakes are the names of the brakes of the services, sorted. Stopped are those that are stopped,
+	// if ViewOptions.Brakes asks for them.
+	Brakes  []string
+	Stopped []header.BrakeState
+	// Waiting and Strays are all messages that wait, each with the queue that it waits for, also if that
+	// is gone, and the messages of Stranded. They need ViewOptions.Messages.
+	Waiting []Waiter          `json:",omitempty"`
+	Strays  []StrandedMessage `json:",omitempty"`
+	// Unclear is everything that the broker does not tell, and all that could not be read, and why.
 	Unclear []Unclear
 
 	queues map[string]management.Object // all, for WithDead; nil if a queue does more than keep
@@ -119,6 +126,12 @@ type Main struct {
 	Line *Queue `json:",omitempty"`
 	// Clients are its consumers.
 	Clients []Client
+	// Causes are the dead letters of Plan.Dead by cause, Keys the state of Line, and Findings those of
+	// Verify. They need ViewOptions.Messages. A dead-letter queue of several queues has its Causes at
+	// the first of them.
+	Causes   []Group     `json:",omitempty"`
+	Keys     *OrderState `json:",omitempty"`
+	Findings []Finding   `json:",omitempty"`
 	// Plan has all of Waits, with the arguments that the broker has. Its Levels have the default
 	// Tolerance, which is not on the broker. Its Dead is empty where the dead-letter queue is unknown.
 	Plan topology.Plan `json:"-"`
@@ -226,6 +239,12 @@ type ViewOptions struct {
 	// it tells since when a dead letter or a stranded message is there, and which queue's letters a
 	// queue with a name of your own keeps. A look is not done where Peek is not safe. Default: false.
 	Owners bool
+	// Brakes asks which brakes are stopped. The processes answer within a second. Default: false.
+	Brakes bool
+	// Messages looks at all messages that wait, are dead or are stranded, at the keys that wait, and
+	// verifies each plan, as the methods of Operator do. At most 10 000 stranded messages of a queue
+	// are kept. Default: false.
+	Messages bool
 }
 
 // View asks the management API what millpond has in the virtual host. It reads queues and exchanges
@@ -267,14 +286,64 @@ func (o *Operator) view(ctx context.Context, options ViewOptions) (v View, err e
 	}
 	v = found.result()
 	if options.Exact {
-		if err := v.count(ctx, o); err != nil {
-			v.Unclear = append(v.Unclear, Unclear{Text: fmt.Sprintf("counts are seconds old: %v", err)})
-		}
+		v.unread("", "counts of now", v.count(ctx, o))
 	}
 	for i := range v.Mains {
 		v.Mains[i].sum()
 	}
+	if options.Brakes && len(v.Brakes) > 0 {
+		states, err := o.brakes(ctx)
+		v.unread("", "stopped brakes", err)
+		v.Stopped = append(v.Stopped, slices.DeleteFunc(states, func(b header.BrakeState) bool {
+			return !b.Stopped
+		})...)
+	}
+	if options.Messages {
+		v.look(ctx, o)
+	}
 	return v, nil
+}
+
+// maxStrays bounds the messages of a stranded queue.
+const maxStrays = 10_000
+
+// look reads all messages.
+func (v *View) look(ctx context.Context, o *Operator) {
+	seen := map[string]bool{}
+	for i := range v.Mains {
+		m := &v.Mains[i]
+		report, err := o.Verify(ctx, m.Plan)
+		m.Findings = report.Findings
+		v.unread(m.Name, "all findings", err)
+		if dead, err := deadQueue(m.Plan); err == nil && !seen[dead] {
+			seen[dead] = true
+			m.Causes, err = GroupByError(o.Dead(ctx, m.Plan, Filter{}, 0))
+			v.unread(m.Name, "all dead letters", err)
+		}
+		if m.Line != nil {
+			keys, err := o.Order(ctx, m.Plan)
+			m.Keys = &keys
+			v.unread(m.Name, "the keys", err)
+		}
+	}
+	var err error
+	v.Waiting, err = o.Waiting(ctx, v.Waits(), Filter{})
+	v.unread("", "all messages that wait", err)
+	for _, q := range v.Stranded {
+		for m, err := range o.Stranded(ctx, q.Name, Filter{}, maxStrays) {
+			if v.unread("", "all messages of queue "+strconv.Quote(q.Name), err); err == nil {
+				v.Strays = append(v.Strays, m)
+			}
+		}
+	}
+}
+
+// unread notes why something could not be read, if there is an error.
+func (v *View) unread(queue, what string, err error) {
+	if err != nil {
+		text := fmt.Sprintf("%s could not be read: %v", what, err)
+		v.Unclear = append(v.Unclear, Unclear{Queue: queue, Text: text})
+	}
 }
 
 // count takes over the counts of AMQP. To the ready messages of a queue it adds those that AMQP

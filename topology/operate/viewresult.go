@@ -8,6 +8,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/management"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -15,6 +16,7 @@ import (
 func (d *derivation) result() View {
 	v := View{
 		Vhost: d.vhost, Mains: []Main{}, Stranded: []Queue{}, Unclaimed: []Queue{}, Brakes: []string{},
+		Stopped: []header.BrakeState{},
 		Orphans: append([]Orphan{}, d.orphans...), Unclear: []Unclear{},
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.mains)) {

@@ -8,7 +8,6 @@ import (
 	"html/template"
 	"net/http"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -17,7 +16,6 @@ import (
 
 	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
 	"github.com/millpond-go/millpond/internal/management"
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology/operate"
 	"github.com/millpond-go/millpond/topology/operate/doctor"
 )
@@ -174,15 +172,8 @@ func (h *Handler) look(ctx context.Context) (*sight, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := new(sight)
-	if s.Vhost, err = operator.View(ctx, operate.ViewOptions{}); err != nil {
-		return nil, err
-	}
-	if len(s.Vhost.Brakes) > 0 { // the processes that probe answer within a second
-		s.Brakes, s.BrakesErr = operator.Brakes(ctx)
-		s.Brakes = slices.DeleteFunc(s.Brakes, func(b header.BrakeState) bool { return !b.Stopped })
-	}
-	return s, nil
+	view, err := operator.View(ctx, operate.ViewOptions{Brakes: true})
+	return &sight{Vhost: view}, err
 }
 
 // connected returns the operator, and connects if it is the first call that can.

@@ -9,16 +9,12 @@ import (
 	"sync"
 	"time"
 
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
 // sight is the result of a look at the management API. It is not changed afterwards.
 type sight struct {
 	Vhost operate.View
-	// Brakes are the stopped brakes; BrakesErr says why others are not known.
-	Brakes    []header.BrakeState
-	BrakesErr error
 	// At is when the look ended; zero if none has succeeded yet.
 	At time.Time
 	// Err and Tried are the error and the time of a later look that failed.
