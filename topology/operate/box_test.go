@@ -9,7 +9,6 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/rig"
@@ -194,8 +193,4 @@ func (b *box) letters(filter operate.Filter) []operate.Letter {
 		found = append(found, l)
 	}
 	return found
-}
-
-func TestMain(m *testing.M) {
-	testbroker.Main(m, func() error { return goleak.Find() })
 }

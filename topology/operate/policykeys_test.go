@@ -155,21 +155,6 @@ var quickStrategies = []string{"quorum", "shared", "levels", "returning"}
 // cells bounds the cells that run at once: each has up to a hundred handlers.
 var cells = make(chan struct{}, 4)
 
-// policyKeys asks the broker for the keys of its policies, and of its operator policies.
-func policyKeys(t *testing.T, node *testbroker.Node) map[string][]string {
-	t.Helper()
-	keys := map[string][]string{}
-	for kind, registered := range map[string]string{
-		"policy": "policy_validator", "operator policy": "operator_policy_validator",
-	} {
-		said := node.Ctl(t, "eval", fmt.Sprintf(
-			`lists:usort([K || {K, _} <- rabbit_registry:lookup_all(%s)]).`, registered))
-		keys[kind] = regexp.MustCompile(`[a-z][a-z-]+`).FindAllString(said, -1)
-		require.NotEmpty(t, keys[kind], said)
-	}
-	return keys
-}
-
 // Every policy key that the broker knows is applied to everything, by a policy and by an operator
 // policy, while every strategy retries. Where a message is lost or goes to another queue, Verify
 // has said before the first message that the key is critical, and docs/guarantees.md names it. With
@@ -181,8 +166,8 @@ func TestNoPolicyKeyTakesAMessageThatVerifyHasNotWarnedOf(t *testing.T) {
 	node, api := testbroker.Managed(t, `{channel_tick_interval, 500},
 		{dead_letter_worker_publisher_confirm_timeout, 3000},
 		{permit_deprecated_features, #{queue_master_locator => true}}`)
-	keys := policyKeys(t, node)
-	known := slices.Concat(keys["policy"], keys["operator policy"])
+	keys := node.PolicyKeys(t)
+	known := slices.Concat(keys["policies"], keys["operator-policies"])
 	for _, key := range known {
 		if !slices.ContainsFunc(keyCases, func(c keyCase) bool { return c.key == key }) {
 			t.Errorf("RabbitMQ %s has the policy key %q, which no case of this table has", node.Version(),
@@ -194,8 +179,8 @@ func TestNoPolicyKeyTakesAMessageThatVerifyHasNotWarnedOf(t *testing.T) {
 
 	runs := []keyRun{{kind: "none"}}
 	for _, c := range keyCases {
-		for _, kind := range []string{"policy", "operator policy"} {
-			if slices.Contains(keys[kind], c.key) && (long || c.quick && kind == "policy") {
+		for _, kind := range []string{"policies", "operator-policies"} {
+			if slices.Contains(keys[kind], c.key) && (long || c.quick && kind == "policies") {
 				runs = append(runs, newKeyRun(c, kind, keys))
 			}
 		}
@@ -225,7 +210,7 @@ type keyRun struct {
 func newKeyRun(c keyCase, kind string, keys map[string][]string) keyRun {
 	r := keyRun{keyCase: c, kind: kind, policy: definition{}, operator: definition{}}
 	for key, value := range c.definition {
-		if kind != "policy" && slices.Contains(keys[kind], key) {
+		if kind != "policies" && slices.Contains(keys[kind], key) {
 			r.operator[key] = value
 		} else {
 			r.policy[key] = value

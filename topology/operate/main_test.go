@@ -1,0 +1,13 @@
+package operate_test
+
+import (
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+)
+
+func TestMain(m *testing.M) {
+	testbroker.Main(m, func() error { return goleak.Find() })
+}
