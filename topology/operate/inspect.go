@@ -42,10 +42,10 @@ type Queue struct {
 	// management API has not shown it.
 	Type topology.QueueType `json:",omitempty"`
 	// Delay is how long a message waits in a wait queue, else zero.
-	Delay time.Duration `json:",omitempty"`
+	Delay time.Duration
 	// Missing says that the broker has no such queue, or cannot reach it: AMQP does not tell the two
 	// apart.
-	Missing bool `json:",omitempty"`
+	Missing bool
 	// Ready counts the messages that could be delivered, or that wait; Consumers the consumers. In a
 	// Report both are from AMQP; a quorum queue may count some seconds late.
 	Ready, Consumers Count
@@ -136,22 +136,6 @@ func (o *Operator) Inspect(ctx context.Context, plan topology.Plan) (Report, err
 		return Report{}, fmt.Errorf("inspect queue %q: %w", plan.Queue, err)
 	}
 	return report, nil
-}
-
-// Count counts the ready messages and the consumers of queues by AMQP, by the names of the queues.
-// A queue that does not exist, or cannot be reached, is not in the result. It ends within ctx, and
-// after 90 s at the latest.
-func (o *Operator) Count(
-	ctx context.Context, queues ...string,
-) (counted map[string]amqp.Queue, err error) {
-	err = o.call(ctx, func(ctx context.Context, conn *link.Conn) (err error) {
-		counted, _, err = audit.PassiveAll(ctx, conn.Do, queues)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("count queues %s: %w", several(queues), err)
-	}
-	return counted, nil
 }
 
 var errEmptyPlan = errors.New("the plan is empty: use topology.PlanFor")

@@ -18,27 +18,45 @@ import (
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
-func TestVerifyNamesWhatIsMissingAndCreatesNothing(t *testing.T) {
+// Given no queue of a plan, then Verify names each and creates none. Given all, then the counts of
+// its queues are right, with their roles and sources.
+func TestVerifyNamesWhatIsMissingAndCountsTheRest(t *testing.T) {
 	t.Parallel()
 	rig.OnEachStrategy(t, func(t *testing.T, strategy topology.Strategy) {
 		url, queue := testbroker.URL(t), testbroker.Queue(t)
-		policy := backoff.List{time.Second}
+		policy := backoff.List{time.Minute, time.Hour}
 		rig.RemovePlan(t, url, strategy, queue, policy)
 		o, plan := opened(t, url, queue, strategy, policy)
-		var want []string
+		want, roles := []string(nil), []operate.Role{operate.RoleMain}
 		for _, e := range plan.Exchanges {
 			want = append(want, "critical missing exchange "+e.Name)
 		}
 		want = append(want, "critical missing queue "+queue)
 		for _, q := range plan.Queues {
 			want = append(want, "critical missing queue "+q.Name)
+			switch {
+			case q.Delay > 0:
+				roles = append(roles, operate.RoleWait)
+			case q.Name == plan.Dead.RoutingKey:
+				roles = append(roles, operate.RoleDead)
+			default:
+				roles = append(roles, operate.RoleStranded)
+			}
 		}
 		require.Equal(t, want, rig.BlindFindings(t, o, plan))
 		require.Equal(t, want, rig.BlindFindings(t, o, plan), "nothing was created")
+		report, err := o.Inspect(t.Context(), plan)
+		require.NoError(t, err)
+		for _, q := range report.Queues {
+			require.True(t, q.Missing, q.Name)
+			require.Equal(t, operate.Count{N: -1}, q.Ready)
+		}
+		require.Contains(t, report.String(), "missing")
 
 		rig.Provision(t, url, strategy, queue, policy)
 		want = nil
@@ -46,6 +64,34 @@ func TestVerifyNamesWhatIsMissingAndCreatesNothing(t *testing.T) {
 			want = []string{"critical dropping queue " + queue} // which is a quorum queue
 		}
 		require.ElementsMatch(t, want, rig.BlindFindings(t, o, plan))
+		rig.Fill(t, url, queue, 3)
+		longest := plan.Queues[len(plan.WaitSteps)-1]
+		require.GreaterOrEqual(t, longest.Delay, 30*time.Minute)
+		rig.Fill(t, url, longest.Name, 5)
+		rig.Fill(t, url, plan.Dead.RoutingKey, 2)
+		deliveries, err := testbroker.Channel(t, url).Consume(queue, "", false, false, false, false, nil)
+		require.NoError(t, err)
+		<-deliveries
+		var found []operate.Role
+		rig.WaitFor(t, "the counts", func() bool { // a queue counts a little late
+			report, err = o.Inspect(t.Context(), plan)
+			require.NoError(t, err)
+			found = nil
+			ready := map[string]int{}
+			for _, q := range report.Queues {
+				found = append(found, q.Role)
+				ready[q.Name] = q.Ready.N
+				require.False(t, q.Missing, q.Name)
+				require.Equal(t, operate.SourceAMQP, q.Ready.Source)
+				require.False(t, q.Total.Known(), "it is not known")
+			}
+			return ready[queue] == 0 && ready[longest.Name] == 5 && ready[plan.Dead.RoutingKey] == 2
+		})
+		require.Equal(t, operate.Count{N: 1, Source: operate.SourceAMQP}, report.Queues[0].Consumers)
+		require.Equal(t, roles, found)
+		require.Equal(t, longest.Delay, report.Queues[len(plan.WaitSteps)].Delay)
+		require.NoError(t, report.ManagementErr)
+		require.Contains(t, report.String(), "5 (amqp)")
 		rig.DeleteQueue(t, url, plan.Queues[0].Name)
 		require.Equal(t, append(want, "critical missing queue "+plan.Queues[0].Name),
 			rig.BlindFindings(t, o, plan))
@@ -106,40 +152,36 @@ func TestVerifyNamesAMissingDeadLetterTarget(t *testing.T) {
 	require.Empty(t, rig.BlindFindings(t, o, plan))
 }
 
-// Levels has bindings between exchanges, and Verify looks for every one.
-func verifyNamesABindingBetweenExchanges(t *testing.T, url, api string) {
+// Verify looks for every binding: Levels has some between exchanges, and a way back through an
+// exchange has some that go by a header.
+func verifyNamesABinding(t *testing.T, url, api string) {
 	t.Helper()
-	policy, strategy := backoff.List{time.Minute}, topology.Levels{Prefix: "steps", Max: time.Minute}
-	rig.RemovePlan(t, url, strategy, "steps", policy)
-	o, plan := opened(t, url, "steps", strategy, policy, operate.WithManagement(api))
-	rig.Provision(t, url, strategy, "steps", policy)
-	require.Empty(t, rig.Findings(t, o, plan))
-	ch := testbroker.Channel(t, url)
-	require.NoError(t, ch.ExchangeUnbind("steps.level.1", "*.*.0.#", "steps.level.2", false, nil))
-	require.NoError(t, ch.QueueUnbind("steps", "#.steps", "steps.level.return", nil))
-	require.Equal(t, []string{
-		"critical missing binding steps.level.2 → steps.level.1",
-		"critical missing binding steps.level.return → steps",
-	}, rig.Findings(t, o, plan))
-}
-
-// A way back through an exchange has bindings that go by a header.
-func verifyNamesABindingOfTheWayBack(t *testing.T, url, api string) {
-	t.Helper()
-	policy, strategy := backoff.List{time.Minute}, topology.PerQueue{
-		Via: []string{"amq.topic"}, Prefix: "back",
+	policy := backoff.List{time.Minute}
+	for queue, c := range map[string]struct {
+		strategy topology.Strategy
+		unbind   []topology.Binding
+	}{
+		"steps": {topology.Levels{Prefix: "steps", Max: time.Minute}, []topology.Binding{
+			{Exchange: "steps.level.2", RoutingKey: "*.*.0.#", ToExchange: "steps.level.1"},
+			{Exchange: "steps.level.return", RoutingKey: "#.steps", Queue: "steps"},
+		}},
+		"parcels": {topology.PerQueue{Via: []string{"amq.topic"}, Prefix: "back"}, []topology.Binding{
+			{
+				Exchange: "back.via", RoutingKey: "parcels", Queue: "parcels", Header: header.Queue,
+				Value: "parcels",
+			},
+		}},
+	} {
+		o, plan := opened(t, url, queue, c.strategy, policy, operate.WithManagement(api))
+		rig.Provision(t, url, c.strategy, queue, policy)
+		require.Empty(t, bindingsMissing(t, o, plan))
+		var want []string
+		for _, b := range c.unbind {
+			rig.Unbind(t, url, b)
+			want = append(want, "critical missing binding "+b.Exchange+" → "+b.Queue+b.ToExchange)
+		}
+		require.Equal(t, want, bindingsMissing(t, o, plan))
 	}
-	o, plan := opened(t, url, "parcels", strategy, policy, operate.WithManagement(api))
-	rig.Provision(t, url, strategy, "parcels", policy)
-	require.Empty(t, bindingsMissing(t, o, plan))
-	ch := testbroker.Channel(t, url)
-	require.NoError(
-		t,
-		ch.QueueUnbind("parcels", "parcels", "back.via",
-			amqp.Table{"x-match": "all", "millpond-queue": "parcels"}),
-	)
-	require.Equal(t, []string{"critical missing binding back.via → parcels"},
-		bindingsMissing(t, o, plan))
 }
 
 // A queue that a person binds to an exchange of the plan hides that a queue of the plan has
@@ -200,8 +242,7 @@ func TestVerifyAsksTheManagementAPI(t *testing.T) {
 	rig.Provision(t, url, topology.Shared{}, "orders", policy)
 	require.Empty(t, rig.Findings(t, o, plan))
 
-	verifyNamesABindingBetweenExchanges(t, url, api)
-	verifyNamesABindingOfTheWayBack(t, url, api)
+	verifyNamesABinding(t, url, api)
 	verifyNamesABindingOfAStranger(t, url, api)
 
 	// A binding is gone; policies shorten the wait and bound every queue.
@@ -365,66 +406,6 @@ func TestArgumentsOfAQueueAreFoundOut(t *testing.T) {
 		delete(found, "x-message-ttl") // a text where a text was meant
 		delete(want, "x-message-ttl")
 		require.Equal(t, len(want), len(found), "%s: %v", name, found)
-	}
-}
-
-func TestInspectCountsEveryQueue(t *testing.T) {
-	t.Parallel()
-	for name, strategy := range rig.Strategies {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			url, queue := testbroker.URL(t), testbroker.Queue(t)
-			policy, strategy := backoff.List{time.Minute, time.Hour}, strategy(t)
-			rig.RemovePlan(t, url, strategy, queue, policy)
-			o, plan := opened(t, url, queue, strategy, policy)
-
-			report, err := o.Inspect(t.Context(), plan)
-			require.NoError(t, err)
-			for _, q := range report.Queues {
-				require.True(t, q.Missing, q.Name)
-				require.Equal(t, operate.Count{N: -1}, q.Ready)
-			}
-			require.Contains(t, report.String(), "missing")
-
-			rig.Provision(t, url, strategy, queue, policy)
-			rig.Fill(t, url, queue, 3)
-			longest := plan.Queues[len(plan.WaitSteps)-1]
-			require.GreaterOrEqual(t, longest.Delay, 30*time.Minute)
-			rig.Fill(t, url, longest.Name, 5)
-			rig.Fill(t, url, plan.Dead.RoutingKey, 2)
-			deliveries, err := testbroker.Channel(t, url).Consume(queue, "", false, false, false, false, nil)
-			require.NoError(t, err)
-			<-deliveries
-
-			var roles []operate.Role
-			rig.WaitFor(t, "the counts", func() bool { // a queue counts a little late
-				report, err = o.Inspect(t.Context(), plan)
-				require.NoError(t, err)
-				roles = nil
-				ready := map[string]int{}
-				for _, q := range report.Queues {
-					roles = append(roles, q.Role)
-					ready[q.Name] = q.Ready.N
-					require.False(t, q.Missing, q.Name)
-					require.Equal(t, operate.SourceAMQP, q.Ready.Source)
-					require.False(t, q.Total.Known(), "it is not known")
-				}
-				return ready[queue] == 0 && ready[plan.Queues[0].Name] == 0 && ready[longest.Name] == 5 &&
-					ready[plan.Dead.RoutingKey] == 2
-			})
-			require.Equal(t, operate.Count{N: 1, Source: operate.SourceAMQP}, report.Queues[0].Consumers)
-			want := []operate.Role{operate.RoleMain}
-			for range plan.WaitSteps {
-				want = append(want, operate.RoleWait)
-			}
-			if rig.Sharing[name] {
-				want = append(want, operate.RoleStranded)
-			}
-			require.Equal(t, append(want, operate.RoleDead), roles)
-			require.Equal(t, longest.Delay, report.Queues[len(plan.WaitSteps)].Delay)
-			require.NoError(t, report.ManagementErr)
-			require.Contains(t, report.String(), "5 (amqp)")
-		})
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/excerpt"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/management"
@@ -296,8 +297,8 @@ func (o *Operator) view(ctx context.Context, options ViewOptions) (v View, err e
 	for i := range v.Mains {
 		v.Mains[i].sum()
 	}
-	if options.Brakes && len(v.Brakes) > 0 {
-		states, err := o.brakes(ctx)
+	if options.Brakes {
+		states, err := o.brakeStates(ctx, m.API, slices.Clone(v.Brakes))
 		v.unread("", "stopped brakes", err)
 		v.Stopped = append(v.Stopped, slices.DeleteFunc(states, func(b header.BrakeState) bool {
 			return !b.Stopped
@@ -360,17 +361,19 @@ func (v *View) count(ctx context.Context, o *Operator) error {
 		names[i] = q.Name
 	}
 	slices.Sort(names)
-	counted, err := o.Count(ctx, slices.Compact(names)...)
-	for _, q := range queues {
-		if now, there := counted[q.Name]; there {
-			q.Ready, q.Consumers = amqpCount(now.Messages), amqpCount(now.Consumers)
-			if q.Total.Known() || now.Messages > 0 {
-				q.Total = q.Ready
-				q.Total.N += max(q.Unacked.N, 0) + max(q.Held.N, 0)
+	return o.call(ctx, func(ctx context.Context, conn *link.Conn) error {
+		counted, _, err := audit.PassiveAll(ctx, conn.Do, slices.Compact(names))
+		for _, q := range queues {
+			if now, there := counted[q.Name]; there {
+				q.Ready, q.Consumers = amqpCount(now.Messages), amqpCount(now.Consumers)
+				if q.Total.Known() || now.Messages > 0 {
+					q.Total = q.Ready
+					q.Total.N += max(q.Unacked.N, 0) + max(q.Held.N, 0)
+				}
 			}
 		}
-	}
-	return err
+		return err
+	})
 }
 
 // all are the queues that are surely millpond's. One that several queues share is there several
