@@ -123,13 +123,18 @@ func (m *Manager) Policies() *Set {
 	case m.seen != nil:
 		return m.seen
 	}
-	m.PolicyErr = m.ask(func(ctx context.Context) (err error) {
-		m.seen, err = Read(ctx, m.API, m.vhost)
+	m.PolicyErr = m.ask(func(ctx context.Context) error {
+		users, err := m.API.Policies(ctx, m.vhost)
+		if err == nil {
+			m.seen = &Set{User: users}
+			m.seen.Operator, err = m.API.OperatorPolicies(ctx, m.vhost)
+		}
 		if errors.Is(err, management.ErrNotFound) { // as 4.3 answers (F39)
 			const way = "the user needs permissions in vhost %q, of which ^$ is enough"
 			err = fmt.Errorf("%w: "+way, err, m.vhost)
 		}
 		if err != nil {
+			m.seen = nil
 			err = fmt.Errorf("policies: %w", err)
 		}
 		return err
@@ -174,17 +179,4 @@ func (m *Manager) Harm(plan audit.Plan, f *audit.Facts) (harm []audit.Harm, seen
 		}
 	}
 	return harm, true
-}
-
-// Read reads all policies of a vhost; nil with an error.
-func Read(ctx context.Context, api *management.API, vhost string) (*Set, error) {
-	users, err := api.Policies(ctx, vhost)
-	if err != nil {
-		return nil, err
-	}
-	operators, err := api.OperatorPolicies(ctx, vhost)
-	if err != nil {
-		return nil, err
-	}
-	return &Set{User: users, Operator: operators}, nil
 }
