@@ -215,8 +215,8 @@ func (a app) onBrake(
 	return f(o, c.Args().First())
 }
 
-// stoppedBrakes returns the brakes with the names of the queues that are stopped: by default a brake
-// has the name of a queue. Without the management API no others can be asked for.
+// stoppedBrakes returns the brakes with the names of the queues that are stopped: a brake has the
+// name of a queue by default. Without the management API no others can be asked for.
 func (s *session) stoppedBrakes(ctx context.Context, queues []string) []header.BrakeState {
 	if len(queues) == 0 {
 		return nil

@@ -57,8 +57,8 @@ type View struct {
 	// if ViewOptions.Brakes asks for them.
 	Brakes  []string
 	Stopped []header.BrakeState
-	// Waiting and Strays are all messages that wait, each with the queue that it waits for, also if that
-	// is gone, and the messages of Stranded. They need ViewOptions.Messages.
+	// Waiting are all messages that wait, each with the queue that it waits for, also if that is gone,
+	// Strays the messages of Stranded. They need ViewOptions.Messages.
 	Waiting []Waiter          `json:",omitempty"`
 	Strays  []StrandedMessage `json:",omitempty"`
 	// Unclear is everything that the broker does not tell, and all that could not be read, and why.
@@ -110,9 +110,9 @@ func (v View) Waits() (all topology.Plan) {
 // Main is a queue whose messages wait and return to it.
 type Main struct {
 	Queue
-	// Waiting counts the messages of its wait queues and its line, DeadLetters those of its dead-letter
-	// queues. WaitingShared says that other queues use the same wait queues: Waiting counts their
-	// messages, too.
+	// Waiting counts the messages of its wait queues and its line, DeadLetters those of its
+	// dead-letter queues. WaitingShared says that other queues use the same wait queues: Waiting counts
+	// their messages, too.
 	Waiting, DeadLetters Count
 	WaitingShared        bool
 	// Trouble has a few words for each thing that is wrong.
@@ -200,7 +200,8 @@ type Evidence string
 const (
 	// ByName: it has the default name, <queue>.dlq, and the broker shows nothing that contradicts.
 	ByName Evidence = "name"
-	// ByLetter: its oldest message is a dead letter whose headers name the main queue; see ViewOptions.
+	// ByLetter: its oldest message is a dead letter whose headers name the main queue; see
+	// ViewOptions.Owners.
 	ByLetter Evidence = "letter"
 	// ByArgument: the arguments of the main queue lead messages there that the broker itself
 	// dead-letters.
