@@ -11,7 +11,6 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
-	"sync"
 )
 
 const (
@@ -102,60 +101,35 @@ func pages[T any](
 	return settled, err
 }
 
-// pagesAtOnce is how many pages are asked for at the same time: the broker sorts the whole list for
-// each of them.
-const pagesAtOnce = 4
-
 // onePass reads all pages once, and reports whether they agree on the length of the list and
-// have as many items. see is called by one goroutine at a time.
+// have as many items.
 func onePass[T any](
 	ctx context.Context, a *API, query url.Values, see func(T), path []string,
 ) (settled bool, err error) {
-	var mu sync.Mutex
-	n, lengths, gone := 0, map[int]bool{}, false
-	page := func(number int) (length int, err error) {
-		ask := maps.Clone(query)
-		ask.Set("page_size", strconv.Itoa(pageSize))
-		ask.Set("sort", "name")
-		ask.Set("page", strconv.Itoa(number))
-		found := 0
-		err = a.ask(ctx, ask, func(r *answer) (err error) {
-			found, length, err = onePage(r, func(item T) {
-				mu.Lock()
-				defer mu.Unlock()
-				see(item)
-			})
+	query = maps.Clone(query)
+	query.Set("page_size", strconv.Itoa(pageSize))
+	query.Set("sort", "name")
+	settled = true
+	before, n := -1, 0
+	for number := 1; ; number++ {
+		query.Set("page", strconv.Itoa(number))
+		found, total := 0, -1
+		err := a.ask(ctx, query, func(r *answer) (err error) {
+			found, total, err = onePage(r, see)
 			return err
 		}, path...)
-		mu.Lock()
-		defer mu.Unlock()
-		if errors.Is(err, errRefused) && number > 1 { // the last pages went meanwhile
-			gone = true
-			return 0, nil
+		switch {
+		case errors.Is(err, errRefused) && number > 1:
+			return false, nil // the last pages went meanwhile
+		case err != nil:
+			return false, err
 		}
 		n += found
-		lengths[length] = true
-		return length, err
+		settled = settled && (before < 0 || total == before)
+		if before = total; found == 0 || n >= total {
+			return settled && n == total, nil
+		}
 	}
-	length, err := page(1)
-	if err != nil {
-		return false, err
-	}
-	var all sync.WaitGroup
-	places := make(chan struct{}, pagesAtOnce)
-	for number := 2; (number-1)*pageSize < length; number++ {
-		places <- struct{}{}
-		all.Go(func() {
-			defer func() { <-places }()
-			if _, problem := page(number); problem != nil {
-				mu.Lock()
-				defer mu.Unlock()
-				err = problem
-			}
-		})
-	}
-	all.Wait()
-	return !gone && len(lengths) == 1 && n == length, err
 }
 
 // onePage reads a page, and returns how many items it has and the whole list.

@@ -5,7 +5,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -48,7 +47,6 @@ func TestQueuesAreReadInPages(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, settled)
 		require.Len(t, seen, n)
-		slices.SortFunc(seen, func(a, b management.Queue) int { return strings.Compare(a.Name, b.Name) })
 		for i, q := range seen {
 			require.Equal(t, fmt.Sprintf("q%04d", i), q.Name)
 			require.Equal(t, i, *q.Ready)
