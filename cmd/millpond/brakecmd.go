@@ -14,7 +14,6 @@ import (
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology/operate"
-	"github.com/millpond-go/millpond/topology/operate/discover"
 )
 
 func (a app) brake() *cli.Command {
@@ -57,7 +56,7 @@ func (a app) brakeList() *cli.Command {
 				case c.Bool(flagJSON):
 					return errors.Join(err, a.printJSON(orEmpty(states)))
 				case len(states) == 0:
-					fmt.Fprintf(a.out, "virtual host %q has no brake\n", s.vhost.Name)
+					fmt.Fprintf(a.out, "virtual host %q has no brake\n", s.vhost.Vhost)
 					return err
 				}
 				return errors.Join(err, a.brakeTable(states))
@@ -216,14 +215,11 @@ func (a app) onBrake(
 	return f(o, c.Args().First())
 }
 
-// stoppedBrakes returns the brakes of the virtual host that are stopped. Without the management API
-// it asks for those with the names of the queues, which is the name of a brake by default.
+// stoppedBrakes returns the brakes with the names of the queues that are stopped: a brake has the
+// name of a queue by default. Without the management API no others can be asked for.
 func (s *session) stoppedBrakes(ctx context.Context, queues []string) []header.BrakeState {
-	if s.vhost == nil && len(queues) == 0 || s.vhost != nil && len(s.vhost.Brakes) == 0 {
+	if len(queues) == 0 {
 		return nil
-	}
-	if s.vhost != nil {
-		queues = nil // all brakes
 	}
 	states, err := s.brakesOf(ctx, queues)
 	for _, err := range parts(err) {
@@ -276,5 +272,5 @@ func brakeText(b header.BrakeState) string {
 
 // completeBrakes offers the names of brakes.
 func (a app) completeBrakes(ctx context.Context, c *cli.Command) {
-	a.complete(ctx, c, func(found discover.Vhost) []string { return found.Brakes })
+	a.complete(ctx, c, func(found operate.View) []string { return found.Brakes })
 }

@@ -52,10 +52,10 @@ func TestBrakeByHand(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(o.out), &states), o.out)
 	require.Len(t, states, 2)
 	require.Equal(t, 2*time.Hour, states[0].Until.Sub(states[0].Since))
-	var status struct{ Brakes []header.BrakeState }
+	var status struct{ Stopped []header.BrakeState }
 	o = tool(t, url, "", "--url", url, "--json", "status")
 	require.NoError(t, json.Unmarshal([]byte(o.out), &status), o.out)
-	require.Equal(t, states[:1], status.Brakes)
+	require.Equal(t, states[:1], status.Stopped)
 
 	require.Equal(t, done("brake payments is open: the processes start\n"),
 		ask("brake", "start", "payments"))

@@ -8,7 +8,6 @@ import (
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/inorder"
@@ -94,7 +93,7 @@ func (a app) onOrdered(
 			}
 		}
 		if len(errs) == 0 && !c.Bool(flagJSON) {
-			fmt.Fprintf(a.out, "virtual host %q: no queue is handled in order\n", s.vhost.Name)
+			fmt.Fprintf(a.out, "virtual host %q: no queue is handled in order\n", s.vhost.Vhost)
 		}
 		return errors.Join(errs...)
 	})
@@ -111,7 +110,7 @@ func (a app) printOrder(c *cli.Command, plan topology.Plan, state operate.OrderS
 	}
 	fmt.Fprintf(a.out, "%s: %s; %d%s in the line, %d kB\n", harmless(plan.Queue), harmless(led),
 		state.Messages, most, (state.Bytes+1023)>>10)
-	if overview.NearBound(state) {
+	if state.NearBound() {
 		fmt.Fprintln(a.out, a.colour(yellow, "the line is near its bound: beyond it the queue pauses, "+
 			"and messages without order and of other keys wait, too"))
 	}

@@ -111,21 +111,16 @@ func (a app) verify() *cli.Command {
 		ShellComplete: a.completeQueues,
 		Action: func(ctx context.Context, c *cli.Command) error {
 			all, bad := []operate.Finding{}, false
-			seen := map[operate.Finding]bool{} // about the broker: the same for each queue
 			err := a.eachPlan(ctx, c, func(s *session, plan topology.Plan) error {
-				findings, err := s.verify(ctx, plan)
+				report, err := s.verify(ctx, plan)
 				if err != nil {
 					return err
 				}
-				for _, f := range findings {
+				for _, f := range report.Findings {
 					bad = bad || f.Severity == operate.Critical ||
 						f.Problem == operate.Unchecked && c.Bool("strict")
 				}
-				findings = slices.DeleteFunc(findings, func(f operate.Finding) bool { return seen[f] })
-				for _, f := range findings {
-					seen[f] = f.Kind == "broker"
-				}
-				if c.Bool(flagJSON) {
+				if findings := s.news(report.Findings); c.Bool(flagJSON) {
 					all = append(all, findings...)
 				} else {
 					a.printFindings(findings, "nothing found")
@@ -158,7 +153,9 @@ func (a app) eachPlan(
 }
 
 // verify verifies a plan. If its wait queues are a guess, a missing one is not critical.
-func (s *session) verify(ctx context.Context, plan topology.Plan) ([]operate.Finding, error) {
+func (s *session) verify(
+	ctx context.Context, plan topology.Plan,
+) (report operate.Report, err error) {
 	if main, ok := s.found(plan.Queue); ok && main.PlanErr != nil &&
 		plan.Dead.Exchange == main.Plan.Dead.Exchange &&
 		plan.Dead.RoutingKey == main.Plan.Dead.RoutingKey {
@@ -170,17 +167,32 @@ func (s *session) verify(ctx context.Context, plan topology.Plan) ([]operate.Fin
 			f.Severity, f.Text = operate.Warning, "nothing else was checked, because its dead-letter queue "+
 				"is not known: name it with --dlq"
 		}
-		return append(s.unclear(plan.Queue), f), nil
+		report, err = s.operator.Inspect(ctx, plan)
+		report.Findings = append(s.unclear(plan.Queue), f)
+		return report, err
 	}
-	findings, err := s.operator.Verify(ctx, plan)
-	if s.vhost != nil {
-		findings = append(findings, s.unclear(plan.Queue)...)
+	if report, err = s.operator.Verify(ctx, plan); s.vhost != nil {
+		report.Findings = append(report.Findings, s.unclear(plan.Queue)...)
 	}
 	if s.guesses() {
-		soften(plan, findings)
+		soften(plan, report.Findings)
 	}
-	criticalFirst(findings)
-	return findings, err
+	criticalFirst(report.Findings)
+	report.Findings = orEmpty(report.Findings)
+	return report, err
+}
+
+// news returns the findings without those about the broker that were said of another queue.
+func (s *session) news(findings []operate.Finding) []operate.Finding {
+	news := slices.DeleteFunc(slices.Clone(findings), func(f operate.Finding) bool {
+		return slices.Contains(s.said, f)
+	})
+	for _, f := range news {
+		if f.Kind == "broker" {
+			s.said = append(s.said, f)
+		}
+	}
+	return news
 }
 
 // soften makes warnings of missing wait queues.

@@ -4,13 +4,11 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
@@ -53,12 +51,17 @@ func (a app) statusOnce(ctx context.Context, c *cli.Command, queues []string) er
 				return err
 			}
 		}
-		stopped := s.stoppedBrakes(ctx, queues)
+		var stopped []header.BrakeState
+		if s.vhost != nil {
+			stopped = s.vhost.Stopped
+		} else {
+			stopped = s.stoppedBrakes(ctx, queues)
+		}
 		if c.Bool("watch") && a.terminal(a.out) {
 			fmt.Fprint(a.out, "\x1b[H\x1b[2J")
 		}
 		if all {
-			return s.overview(stopped)
+			return s.overview()
 		}
 		if !c.Bool(flagJSON) {
 			s.printStopped(stopped)
@@ -67,41 +70,17 @@ func (a app) statusOnce(ctx context.Context, c *cli.Command, queues []string) er
 	})
 }
 
-// statusJSON is the status of a queue.
-type statusJSON struct {
-	Queue           string
-	Queues          []operate.QueueReport
-	Findings        []operate.Finding
-	ManagementError string `json:",omitempty"`
-}
-
 // reports prints each queue of the plans, and the findings.
 func (s *session) reports(ctx context.Context, plans []topology.Plan) error {
-	all := []statusJSON{}
-	said := map[operate.Finding]bool{} // about the broker: the same for each queue
+	all := []operate.Report{}
 	for _, plan := range plans {
-		report, err := s.operator.Inspect(ctx, plan)
+		report, err := s.verify(ctx, plan)
 		if err != nil {
 			return err
 		}
-		findings, err := s.verify(ctx, plan)
-		if err != nil {
-			return err
-		}
-		j := statusJSON{Queue: report.Queue, Queues: report.Queues, Findings: orEmpty(findings)}
-		if report.ManagementErr != nil {
-			j.ManagementError = report.ManagementErr.Error()
-		}
-		all = append(all, j)
-		if !s.c.Bool(flagJSON) {
+		if all = append(all, report); !s.c.Bool(flagJSON) {
 			fmt.Fprint(s.out, report)
-			news := slices.DeleteFunc(slices.Clone(findings), func(f operate.Finding) bool {
-				return said[f]
-			})
-			s.printFindings(news, "")
-			for _, f := range j.Findings {
-				said[f] = f.Kind == "broker"
-			}
+			s.printFindings(s.news(report.Findings), "")
 		}
 	}
 	if s.c.Bool(flagJSON) {
@@ -121,16 +100,12 @@ const (
 
 // overview prints the stopped brakes, and a line for each queue that was found, the queues in
 // trouble first.
-func (s *session) overview(stopped []header.BrakeState) error {
-	lines, inTrouble := overview.Rows(*s.vhost)
+func (s *session) overview() error {
+	lines, inTrouble := s.vhost.ByTrouble()
 	if s.c.Bool(flagJSON) {
-		return s.printSnakeJSON(map[string]any{
-			"Vhost": s.vhost.Name, "Queues": lines, "Stranded": orEmpty(s.vhost.Stranded),
-			"Orphans": orEmpty(s.vhost.Orphans), "Unclaimed": orEmpty(s.vhost.Unclaimed),
-			"Unclear": orEmpty(s.vhost.Unclear), "Brakes": orEmpty(stopped),
-		})
+		return s.printSnakeJSON(s.vhost)
 	}
-	s.printStopped(stopped)
+	s.printStopped(s.vhost.Stopped)
 	if s.vhost.Empty() {
 		s.nothingFound()
 		return nil
@@ -149,8 +124,8 @@ func (s *session) overview(stopped []header.BrakeState) error {
 			waiting = "≤" + waiting
 		}
 		rows = append(rows, []string{
-			l.Queue, number(l.Ready), number(l.InProgress), waiting, number(l.Dead), number(l.Consumers),
-			orDash(strings.Join(l.Trouble, ", ")),
+			l.Name, number(l.Ready), number(l.Unacked), waiting, number(l.DeadLetters),
+			number(l.Consumers), orDash(strings.Join(l.Trouble, ", ")),
 		})
 	}
 	if shown > 0 {

@@ -118,11 +118,11 @@ func (s *session) strandedQueues() ([]string, error) {
 	switch {
 	case s.c.IsSet(flagPrefix) && !slices.Contains(found, one):
 		return nil, usage("--prefix %s: virtual host %q has no queue %q; its stranded queues: %s",
-			s.c.String(flagPrefix), s.vhost.Name, one, cmp.Or(harmless(strings.Join(found, ", ")), "none"))
+			s.c.String(flagPrefix), s.vhost.Vhost, one, cmp.Or(harmless(strings.Join(found, ", ")), "none"))
 	case s.c.IsSet(flagPrefix):
 		return []string{one}, nil
 	case len(found) == 0:
-		fmt.Fprintf(s.told(s.c), "virtual host %q: no stranded queue was found\n", s.vhost.Name)
+		fmt.Fprintf(s.told(s.c), "virtual host %q: no stranded queue was found\n", s.vhost.Vhost)
 		s.notKnown(s.told(s.c))
 		return nil, nil
 	}

@@ -118,17 +118,10 @@ func (s *vanishing) awaitStranded(n int) {
 // unbind deletes the bindings that lead to the shop's queue.
 func (s *vanishing) unbind() {
 	s.t.Helper()
-	ch := testbroker.Channel(s.t, s.url)
-	plan := rig.PlanOf(s.t, s.strategy, s.queue, waitForAll)
-	for _, b := range plan.Bindings {
-		if b.Queue != s.queue {
-			continue
+	for _, b := range rig.PlanOf(s.t, s.strategy, s.queue, waitForAll).Bindings {
+		if b.Queue == s.queue {
+			rig.Unbind(s.t, s.url, b)
 		}
-		var args amqp.Table
-		if b.Header != "" {
-			args = amqp.Table{"x-match": "all", b.Header: b.Value}
-		}
-		require.NoError(s.t, ch.QueueUnbind(b.Queue, b.RoutingKey, b.Exchange, args))
 	}
 }
 

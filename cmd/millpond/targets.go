@@ -10,12 +10,10 @@ import (
 	"strings"
 	"time"
 
-	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/urfave/cli/v3"
 
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
-	"github.com/millpond-go/millpond/topology/operate/discover"
 )
 
 const (
@@ -30,18 +28,18 @@ type session struct {
 	app
 	c        *cli.Command
 	operator *operate.Operator
-	api      string          // URL of the management API; may be empty
-	vhost    *discover.Vhost // nil: only the flags say how messages wait
-	blind    error           // why vhost is nil
-	several  bool            // the command works on several queues
-	deads    map[string]int  // how many of them keep their letters in a queue
+	api      string            // URL of the management API; may be empty
+	vhost    *operate.View     // nil: only the flags say how messages wait
+	blind    error             // why vhost is nil
+	several  bool              // the command works on several queues
+	deads    map[string]int    // how many of them keep their letters in a queue
+	said     []operate.Finding // about the broker: the same for each queue
 }
 
 // open connects, and asks the management API which queues there are.
 func (a app) open(ctx context.Context, c *cli.Command) (s *session, err error) {
 	s = &session{app: a, c: c}
-	var vhost string
-	s.api, vhost, s.blind = managementOf(c)
+	s.api, s.blind = managementOf(c)
 	if s.operator, err = a.connect(ctx, c, s.api); err != nil || s.blind != nil {
 		return s, err
 	}
@@ -51,7 +49,7 @@ func (a app) open(ctx context.Context, c *cli.Command) (s *session, err error) {
 	}
 	look, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	if s.blind = s.find(look, vhost); s.blind == nil || c.String(flagManagement) != "" {
+	if s.blind = s.find(look); s.blind == nil || c.String(flagManagement) != "" {
 		return s, nil
 	}
 	s.api = "" // it was a try
@@ -62,14 +60,13 @@ func (a app) open(ctx context.Context, c *cli.Command) (s *session, err error) {
 
 // find finds the queues of the virtual host. Where a dead-letter queue is not known, its letters
 // may tell it.
-func (s *session) find(ctx context.Context, vhost string) error {
-	options := []discover.Option{discover.WithCluster(s.operator.Cluster())}
-	if s.c.Name == "status" && s.c.NArg() == 0 {
-		options = append(options, discover.WithCounts(s.operator))
-	}
-	found, err := discover.Find(ctx, s.api, vhost, options...)
+func (s *session) find(ctx context.Context) error {
+	status := s.c.Name == "status"
+	options := operate.ViewOptions{Exact: status && s.c.NArg() == 0, Brakes: status}
+	found, err := s.operator.View(ctx, options)
 	if err == nil && slices.ContainsFunc(found.Mains, deadUnknown) && len(found.Unclaimed) > 0 {
-		found, err = discover.Find(ctx, s.api, vhost, append(options, discover.WithLooks(s.operator))...)
+		options.Owners = true
+		found, err = s.operator.View(ctx, options)
 	}
 	if err == nil {
 		s.vhost = &found
@@ -77,23 +74,17 @@ func (s *session) find(ctx context.Context, vhost string) error {
 	return err
 }
 
-func deadUnknown(m discover.Main) bool { return len(m.Dead) == 0 }
+func deadUnknown(m operate.Main) bool { return len(m.Dead) == 0 }
 
-// managementOf returns the URL of the management API and the virtual host. The error says why there
-// is none.
-func managementOf(c *cli.Command) (api, vhost string, err error) {
-	address := addressOf(c)
-	uri, err := amqp.ParseURI(address)
+// managementOf returns the URL of the management API. The error says why there is none.
+func managementOf(c *cli.Command) (api string, err error) {
 	switch {
-	case err != nil:
-		return "", "", errors.New("the URL cannot be parsed") // connect says why
 	case c.Bool(flagNoManagement):
-		return "", "", errors.New("--" + flagNoManagement + " was given")
+		return "", errors.New("--" + flagNoManagement + " was given")
 	case c.String(flagManagement) != "":
-		return c.String(flagManagement), uri.Vhost, nil
+		return c.String(flagManagement), nil
 	}
-	api, err = discover.ManagementURL(address, false)
-	return api, uri.Vhost, err
+	return operate.ManagementURL(addressOf(c), false)
 }
 
 func addressOf(c *cli.Command) string { return cmp.Or(c.String(flagURL), defaultURL) }
@@ -263,9 +254,9 @@ func (s *session) guesses() bool {
 }
 
 // found returns a queue with its wait queues. It is false if no such queue was found.
-func (s *session) found(queue string) (discover.Main, bool) {
+func (s *session) found(queue string) (operate.Main, bool) {
 	if s.vhost == nil {
-		return discover.Main{}, false
+		return operate.Main{}, false
 	}
 	return s.vhost.Main(queue)
 }
@@ -273,7 +264,7 @@ func (s *session) found(queue string) (discover.Main, bool) {
 // nothingFound says that no queue with retries was found, and everything that is not known.
 func (s *session) nothingFound() {
 	fmt.Fprintf(s.told(s.c), "virtual host %q: no queue with wait queues of millpond was found\n",
-		s.vhost.Name)
+		s.vhost.Vhost)
 	s.notKnown(s.told(s.c))
 }
 
@@ -298,7 +289,7 @@ func (s *session) unknownQueue(queue string) error {
 		names = append(names, harmless(main.Name))
 	}
 	return usage("no wait queue of virtual host %q leads to a queue %q: it is no queue with retries, "+
-		"or they were never declared; queues with retries: %s", s.vhost.Name, queue,
+		"or they were never declared; queues with retries: %s", s.vhost.Vhost, queue,
 		cmp.Or(strings.Join(names, ", "), "none"))
 }
 
@@ -318,7 +309,7 @@ func (s *session) candidates() string {
 const maxNamed = 10
 
 // agree compares the flags that were given with the broker's queues. Only --dlq adds something.
-func (s *session) agree(main discover.Main, plan *topology.Plan) error {
+func (s *session) agree(main operate.Main, plan *topology.Plan) error {
 	disagree := func(flag, found string) error {
 		value := cmp.Or(s.c.String(flag), strings.Join(s.c.StringSlice(flag), " "))
 		return usage("--%s %s: the broker has another for queue %q: %s; leave the flag out, or use "+
@@ -342,13 +333,13 @@ func (s *session) agree(main discover.Main, plan *topology.Plan) error {
 	}
 	strategies := main.Strategies()
 	named := s.c.IsSet(flagStrategy) && !native
-	if named && !slices.ContainsFunc(strategies, func(name discover.Strategy) bool {
-		return strings.EqualFold(string(name), s.c.String(flagStrategy)) || name == discover.Unknown
+	if named && !slices.ContainsFunc(strategies, func(name operate.Strategy) bool {
+		return strings.EqualFold(string(name), s.c.String(flagStrategy)) || name == operate.Unknown
 	}) {
 		return disagree(flagStrategy, fmt.Sprintf("strategy %s, wait queues %s",
 			strings.ToLower(joined(strategies)), waitsOf(main)))
 	}
-	isType := func(w discover.Wait) bool { return string(w.Type) == s.c.String(flagType) }
+	isType := func(w operate.Wait) bool { return string(w.Type) == s.c.String(flagType) }
 	if s.c.IsSet(flagType) && len(main.Waits) > 0 && !slices.ContainsFunc(main.Waits, isType) {
 		return disagree(flagType, "wait queues "+waitsOf(main))
 	}
@@ -368,8 +359,8 @@ func (s *session) agree(main discover.Main, plan *topology.Plan) error {
 	return nil
 }
 
-func hasDelay(main discover.Main, d time.Duration) bool {
-	return slices.ContainsFunc(main.Waits, func(w discover.Wait) bool { return w.Delay == d })
+func hasDelay(main operate.Main, d time.Duration) bool {
+	return slices.ContainsFunc(main.Waits, func(w operate.Wait) bool { return w.Delay == d })
 }
 
 func hasPrefix(plan topology.Plan, prefix string) bool {
@@ -380,7 +371,7 @@ func hasPrefix(plan topology.Plan, prefix string) bool {
 	})
 }
 
-func waitsOf(main discover.Main) string {
+func waitsOf(main operate.Main) string {
 	names := make([]string, len(main.Waits))
 	for i, w := range main.Waits {
 		names[i] = fmt.Sprintf("%s (%s)", harmless(w.Name), w.Delay)
@@ -388,7 +379,7 @@ func waitsOf(main discover.Main) string {
 	return strings.Join(names, ", ")
 }
 
-func joined(strategies []discover.Strategy) string {
+func joined(strategies []operate.Strategy) string {
 	names := make([]string, len(strategies))
 	for i, name := range strategies {
 		names[i] = string(name)
@@ -398,7 +389,7 @@ func joined(strategies []discover.Strategy) string {
 
 // completeQueues offers the names of the queues that are found.
 func (a app) completeQueues(ctx context.Context, c *cli.Command) {
-	a.complete(ctx, c, func(found discover.Vhost) (names []string) {
+	a.complete(ctx, c, func(found operate.View) (names []string) {
 		for _, main := range found.Mains {
 			names = append(names, main.Name)
 		}
@@ -408,19 +399,20 @@ func (a app) completeQueues(ctx context.Context, c *cli.Command) {
 
 // complete offers names of the virtual host that are no arguments yet.
 func (a app) complete(
-	ctx context.Context, c *cli.Command, namesOf func(discover.Vhost) []string,
+	ctx context.Context, c *cli.Command, namesOf func(operate.View) []string,
 ) {
 	cli.DefaultCompleteWithFlags(ctx, c)
-	api, vhost, err := managementOf(c)
-	if err != nil {
-		return
-	}
 	ctx, cancel := context.WithTimeout(ctx, completeLimit)
 	defer cancel()
-	found, err := discover.Find(ctx, api, vhost)
+	s, err := a.open(ctx, c)
 	if err != nil {
 		return // a completion has no place for an error
 	}
+	defer func() { _ = s.operator.Close() }()
+	if s.vhost == nil {
+		return
+	}
+	found := *s.vhost
 	for _, name := range namesOf(found) {
 		if !slices.Contains(c.Args().Slice(), name) {
 			fmt.Fprintln(a.out, harmless(name))

@@ -22,7 +22,6 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/cmd/millpond/page"
 	"github.com/millpond-go/millpond/internal/testing/rig"
@@ -80,22 +79,22 @@ func (h *house) numbers(t *testing.T, w *shop.World, waiting func(queue string) 
 		return o.out
 	}
 	type queue struct {
-		Name  string
-		Total operate.Count
+		Name                      string
+		Total, Consumers, Waiting operate.Count
+		DeadLetters               operate.Count `json:"dead_letters"`
+		WaitingShared             bool          `json:"waiting_shared"`
 	}
 	type status struct {
-		Queues            []overview.Row
-		Stranded, Orphans []queue
-		Brakes            []header.BrakeState
+		Queues, Stranded, Orphans []queue
+		Stopped                   []header.BrakeState
 	}
 	var s status
 	rig.WaitFor(t, "the broker to have counted", func() bool {
-		text := strings.ReplaceAll(ask("status"), `"waiting_shared"`, `"WaitingShared"`)
-		s = decoded[status](t, text)[0]
+		s = decoded[status](t, ask("status"))[0]
 		for _, r := range s.Queues {
-			if r.Waiting.N != waiting(r.Queue) || r.Dead.N != w.DeadOf(r.Queue) {
-				t.Logf("%s: %v waiting of %d, %v dead of %d", r.Queue, r.Waiting, waiting(r.Queue), r.Dead,
-					w.DeadOf(r.Queue))
+			if r.Waiting.N != waiting(r.Name) || r.DeadLetters.N != w.DeadOf(r.Name) {
+				t.Logf("%s: %v waiting of %d, %v dead of %d", r.Name, r.Waiting, waiting(r.Name),
+					r.DeadLetters, w.DeadOf(r.Name))
 				return false
 			}
 		}
@@ -105,19 +104,44 @@ func (h *house) numbers(t *testing.T, w *shop.World, waiting func(queue string) 
 	})
 	require.Len(t, s.Queues, len(w.Queues))
 	for _, r := range s.Queues {
-		require.Contains(t, w.Queues, r.Queue)
-		require.Equal(t, 1, r.Consumers.N, r.Queue)
-		require.Equal(t, w.Sharing[r.Queue] != "", r.WaitingShared, r.Queue)
+		require.Contains(t, w.Queues, r.Name)
+		require.Equal(t, 1, r.Consumers.N, r.Name)
+		require.Equal(t, w.Sharing[r.Name] != "", r.WaitingShared, r.Name)
 	}
 	for _, q := range s.Orphans {
 		require.Equal(t, map[string]int{shop.Orphan: w.Waiting["vanished"]}[q.Name], q.Total.N, q.Name)
 	}
-	require.Len(t, s.Brakes, 1)
-	require.Equal(t, shop.Brake, s.Brakes[0].Name)
+	require.Len(t, s.Stopped, 1)
+	require.Equal(t, shop.Brake, s.Stopped[0].Name)
 
-	dead := map[string]map[string]int{}
+	// The commands, and a program, have the same.
+	shown := operate.View{}
 	for _, groups := range decoded[[]operate.Group](t, ask("dead", "groups")) {
-		for _, g := range groups {
+		shown.Mains = append(shown.Mains, operate.Main{Causes: groups})
+	}
+	shown.Waiting = decoded[operate.Waiter](t, ask("waiting", "list", "--limit", "0"))
+	shown.Strays = decoded[operate.StrandedMessage](t, ask("stranded", "list"))
+	lines := decoded[[]orderJSON](t, ask("order", "list", "keyed"))
+	shown.Mains[0].Keys = &lines[0][0].OrderState
+	sameMessages(t, w, shown)
+	read, err := rig.OpenOperator(t, h.URL, operate.WithManagement(h.API)).View(t.Context(),
+		operate.ViewOptions{Exact: true, Brakes: true, Messages: true})
+	require.NoError(t, err)
+	sameMessages(t, w, read)
+	require.Equal(t, shop.Brake, read.Stopped[0].Name)
+	require.Empty(t, read.Unclear)
+	for _, m := range read.Mains {
+		require.Equal(t, w.DeadOf(m.Name), m.DeadLetters.N, m.Name)
+		require.Equal(t, waiting(m.Name), m.Waiting.N, m.Name)
+	}
+}
+
+// sameMessages compares the messages of a view with the world.
+func sameMessages(t *testing.T, w *shop.World, v operate.View) {
+	t.Helper()
+	dead := map[string]map[string]int{}
+	for _, m := range v.Mains {
+		for _, g := range m.Causes {
 			for queue, n := range g.Queues {
 				if dead[queue] == nil {
 					dead[queue] = map[string]int{}
@@ -125,24 +149,22 @@ func (h *house) numbers(t *testing.T, w *shop.World, waiting func(queue string) 
 				dead[queue][g.Error] += n
 			}
 		}
+		if m.Keys != nil {
+			require.Len(t, m.Keys.BlockedKeys(), 1)
+			require.Equal(t, w.Behind, m.Keys.BlockedKeys()[0].Waiting)
+		}
 	}
 	require.Equal(t, w.Dead, dead)
-
-	waits := map[string]int{}
-	for _, m := range decoded[operate.Waiter](t, ask("waiting", "list", "--limit", "0")) {
+	waits, strays := map[string]int{}, map[string]int{}
+	for _, m := range v.Waiting {
 		waits[m.Queue]++
 	}
-	maps.DeleteFunc(waits, func(queue string, _ int) bool { return queue == "keyed" })
 	require.Equal(t, w.Waiting, waits)
-	strays := map[string]int{}
-	for _, m := range decoded[operate.StrandedMessage](t, ask("stranded", "list")) {
+	for _, m := range v.Strays {
 		strays[m.Queue]++
 		require.Equal(t, operate.CauseQueueGone, m.Cause)
 	}
 	require.Equal(t, w.Stranded, strays)
-	keys := decoded[[]orderJSON](t, ask("order", "list", "keyed"))[0][0]
-	require.Len(t, keys.BlockedKeys(), 1)
-	require.Equal(t, w.Behind, keys.BlockedKeys()[0].Waiting)
 }
 
 var (

@@ -248,16 +248,9 @@ func (l *lane) answer(question *amqp.Delivery) {
 	}
 	l.mu.Lock()
 	state.Messages, state.Bytes = l.line.Len()
-	for k := range l.line.Keys {
-		key := order.KeyState{Key: k.Key, Waiting: k.Waiting, Due: k.Due}
-		if k.Mark != nil {
-			key.Waiting--
-			key.Mark, key.Blocked = k.MarkID.String(), k.Mark.Raw.Timestamp
-			key.MessageID = k.Mark.Raw.MessageId
-			key.Replayed = k.Replayed
-		}
-		state.Keys = append(state.Keys, key)
-	}
+	state.Keys = l.line.States(func(a consumer.Arrival) (time.Time, string) {
+		return a.Raw.Timestamp, a.Raw.MessageId
+	})
 	l.mu.Unlock()
 	name, _ := question.Headers[keys.Key].(string)
 	state.Sort(name)

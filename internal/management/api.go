@@ -85,8 +85,20 @@ type Queue struct {
 	Ready      *int   `json:"messages_ready"`
 	Unacked    *int   `json:"messages_unacknowledged"`
 	Held       *int   `json:"messages_dlx"` // quorum queues only
+	// Stats has messages a second, as the API has averaged them: In counts messages that came into the
+	// queue, Out the deliveries to consumers. They are nil where nothing has happened yet, or where
+	// the broker collects no statistics.
+	Stats struct {
+		In  Rate `json:"publish_details"`
+		Out Rate `json:"deliver_get_details"`
+	} `json:"message_stats"`
 	// Members are the nodes of a quorum queue. A classic one has none.
 	Members []string `json:"members"`
+}
+
+// Rate is messages a second.
+type Rate struct {
+	Rate *float64 `json:"rate"`
 }
 
 // Object is a JSON object. The API writes some empty ones as [] or "".

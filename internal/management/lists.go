@@ -169,7 +169,8 @@ func onePage[T any](r *answer, see func(T)) (found, total int, err error) {
 
 // queueColumns are the fields of Queue. Without columns an answer is ten times as long.
 const queueColumns = "name,type,durable,auto_delete,exclusive,arguments,consumers,messages," +
-	"messages_ready,messages_unacknowledged,messages_dlx"
+	"messages_ready,messages_unacknowledged,messages_dlx,message_stats.publish_details.rate," +
+	"message_stats.deliver_get_details.rate"
 
 // Queues shows every queue of a vhost; see pages.
 func (a *API) Queues(
@@ -222,33 +223,4 @@ type Consumer struct {
 // shown none.
 func (a *API) Consumers(ctx context.Context, vhost string, see func(Consumer)) error {
 	return each(ctx, a, see, "consumers", vhost)
-}
-
-// Rates are messages a second of a queue, as the API has averaged them. They are nil where nothing
-// has happened yet, or where the broker collects no statistics.
-type Rates struct {
-	// In counts messages that came into the queue, Out the deliveries to consumers.
-	In, Out *float64
-}
-
-// QueueRates shows the rates of every queue of a vhost, in pages. If the list changes meanwhile, a
-// queue may be shown twice.
-func (a *API) QueueRates(ctx context.Context, vhost string, see func(string, Rates)) error {
-	type rate struct {
-		Rate *float64 `json:"rate"`
-	}
-	type queue struct {
-		Name  string `json:"name"`
-		Stats struct {
-			In  rate `json:"publish_details"`
-			Out rate `json:"deliver_get_details"`
-		} `json:"message_stats"`
-	}
-	columns := url.Values{
-		"columns": {"name,message_stats.publish_details.rate,message_stats.deliver_get_details.rate"},
-	}
-	_, err := pages(ctx, a, columns, func(q queue) {
-		see(q.Name, Rates{In: q.Stats.In.Rate, Out: q.Stats.Out.Rate})
-	}, "queues", vhost)
-	return err
 }

@@ -36,3 +36,17 @@ func (l *Line[T]) Keys(yield func(Key[T]) bool) {
 		}
 	}
 }
+
+// States returns Keys as a tool is told them. about returns the time and the id of a mark.
+func (l *Line[T]) States(about func(T) (blocked time.Time, messageID string)) (keys []KeyState) {
+	for k := range l.Keys {
+		s := KeyState{Key: k.Key, Waiting: k.Waiting, Due: k.Due, Replayed: k.Replayed}
+		if k.Mark != nil {
+			s.Waiting--
+			s.Mark = k.MarkID.String()
+			s.Blocked, s.MessageID = about(*k.Mark)
+		}
+		keys = append(keys, s)
+	}
+	return keys
+}

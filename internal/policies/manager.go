@@ -24,6 +24,7 @@ type Manager struct {
 	vhost string
 	ctx   context.Context
 	seen  *Set
+	bound map[string][]management.Bound // by exchange
 	// Err says why nothing more was asked, PolicyErr why the policies cannot be seen.
 	Err, PolicyErr error
 	// Unseen says what else could not be seen, where the rest was.
@@ -37,7 +38,7 @@ func NewManager(ctx context.Context, url string, of link.Config) *Manager {
 	if url == "" {
 		return nil
 	}
-	m := &Manager{ctx: ctx}
+	m := &Manager{ctx: ctx, bound: map[string][]management.Bound{}}
 	m.vhost, _ = of.Vhost() // parsed before
 	if m.API, m.Err = management.New(url, of.TLSConfig()); m.Err == nil {
 		m.Err = m.ask(func(ctx context.Context) error { return m.API.IsOf(ctx, of.Cluster.Name()) })
@@ -83,11 +84,21 @@ func (m *Manager) Queue(name string) (q management.Queue, ok bool) {
 	})
 }
 
-// Bindings returns the bindings from an exchange.
+// Bindings returns the bindings from an exchange, which it asks for once.
 func (m *Manager) Bindings(exchange string) (list []management.Bound, ok bool) {
-	return answer(m, "", func(ctx context.Context) ([]management.Bound, error) {
+	if m == nil {
+		return nil, false
+	}
+	if list, ok = m.bound[exchange]; ok {
+		return list, true
+	}
+	list, ok = answer(m, "", func(ctx context.Context) ([]management.Bound, error) {
 		return m.API.Bindings(ctx, m.vhost, exchange)
 	})
+	if ok {
+		m.bound[exchange] = list
+	}
+	return list, ok
 }
 
 // FeatureFlags returns the states of the feature flags by their names.
@@ -112,13 +123,18 @@ func (m *Manager) Policies() *Set {
 	case m.seen != nil:
 		return m.seen
 	}
-	m.PolicyErr = m.ask(func(ctx context.Context) (err error) {
-		m.seen, err = Read(ctx, m.API, m.vhost)
+	m.PolicyErr = m.ask(func(ctx context.Context) error {
+		users, err := m.API.Policies(ctx, m.vhost)
+		if err == nil {
+			m.seen = &Set{User: users}
+			m.seen.Operator, err = m.API.OperatorPolicies(ctx, m.vhost)
+		}
 		if errors.Is(err, management.ErrNotFound) { // as 4.3 answers (F39)
 			const way = "the user needs permissions in vhost %q, of which ^$ is enough"
 			err = fmt.Errorf("%w: "+way, err, m.vhost)
 		}
 		if err != nil {
+			m.seen = nil
 			err = fmt.Errorf("policies: %w", err)
 		}
 		return err
@@ -163,17 +179,4 @@ func (m *Manager) Harm(plan audit.Plan, f *audit.Facts) (harm []audit.Harm, seen
 		}
 	}
 	return harm, true
-}
-
-// Read reads all policies of a vhost; nil with an error.
-func Read(ctx context.Context, api *management.API, vhost string) (*Set, error) {
-	users, err := api.Policies(ctx, vhost)
-	if err != nil {
-		return nil, err
-	}
-	operators, err := api.OperatorPolicies(ctx, vhost)
-	if err != nil {
-		return nil, err
-	}
-	return &Set{User: users, Operator: operators}, nil
 }

@@ -78,15 +78,15 @@ func collect(t *testing.T, c prometheus.Collector) map[string]float64 {
 
 func TestCollectorReportsWhatIsKnown(t *testing.T) {
 	t.Parallel()
-	shared := operate.QueueReport{
+	shared := operate.Queue{
 		Name: "wait.1s", Role: operate.RoleWait, Ready: amqpCount(3), Consumers: amqpCount(0),
 		Total: managementCount(8), Held: managementCount(5),
 	}
-	orders := operate.QueueReport{
+	orders := operate.Queue{
 		Name: "orders", Role: operate.RoleMain, Ready: amqpCount(7), Consumers: amqpCount(2),
 		Total: unknown, Held: unknown,
 	}
-	mail := operate.QueueReport{
+	mail := operate.Queue{
 		Name: "mail", Role: operate.RoleMain, Missing: true, Ready: unknown, Consumers: unknown,
 		Total: unknown, Held: unknown,
 	}
@@ -94,12 +94,12 @@ func TestCollectorReportsWhatIsKnown(t *testing.T) {
 		switch plan.Queue {
 		case "mail":
 			return operate.Report{
-				Queue: "mail", ManagementErr: errors.New("gone"), Queues: []operate.QueueReport{mail, shared},
+				Queue: "mail", ManagementErr: errors.New("gone"), Queues: []operate.Queue{mail, shared},
 			}, nil
 		case "away":
 			return operate.Report{}, errors.New("no connection")
 		}
-		return operate.Report{Queue: "orders", Queues: []operate.QueueReport{orders, shared}}, nil
+		return operate.Report{Queue: "orders", Queues: []operate.Queue{orders, shared}}, nil
 	}
 	c := newCollector(t, &inspector{answer: answer}, plans("orders", "mail", "away"))
 	want := map[string]float64{

@@ -2,7 +2,10 @@ package operate
 
 import (
 	"context"
+	"crypto/tls"
 	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/topology"
@@ -14,6 +17,16 @@ func SetHoldLimit(d time.Duration) (restore func()) {
 	before := holdLimit
 	holdLimit = d
 	return func() { holdLimit = before }
+}
+
+// At is an Operator without a connection, which asks the management API alone.
+func At(vhost, api string, config *tls.Config) *Operator {
+	return &Operator{
+		vhost: vhost, opts: options{management: api},
+		link: link.Config{
+			Cluster: new(link.Cluster), AMQP: &amqp.Config{Vhost: vhost, TLSClientConfig: config},
+		},
+	}
 }
 
 // ExplainMissing is the error of a look after which messages are missing.

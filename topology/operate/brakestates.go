@@ -61,20 +61,28 @@ func (o *Operator) brakes(ctx context.Context) ([]header.BrakeState, error) {
 	if err != nil {
 		return nil, fmt.Errorf("management API: %w", err)
 	}
-	names = slices.DeleteFunc(names, func(name string) bool {
-		return fleet.CheckName(strings.TrimPrefix(name, fleet.Prefix)) != nil
-	})
+	for i := range names {
+		names[i] = strings.TrimPrefix(names[i], fleet.Prefix)
+	}
+	return o.brakeStates(ctx, api, names)
+}
+
+// brakeStates asks the brakes with these names.
+func (o *Operator) brakeStates(
+	ctx context.Context, api *management.API, names []string,
+) ([]header.BrakeState, error) {
+	names = slices.DeleteFunc(names, func(name string) bool { return fleet.CheckName(name) != nil })
 	if len(names) == 0 {
 		return nil, nil
 	}
 	states, problems := make([]header.BrakeState, len(names)), make([]error, len(names))
-	err = o.call(ctx, func(ctx context.Context, conn *link.Conn) error {
+	err := o.call(ctx, func(ctx context.Context, conn *link.Conn) error {
 		var all sync.WaitGroup
 		place := make(chan struct{}, brakesAtOnce)
 		for i, name := range names {
 			place <- struct{}{}
 			all.Go(func() {
-				states[i], problems[i] = o.brake(ctx, conn, api, strings.TrimPrefix(name, fleet.Prefix))
+				states[i], problems[i] = o.brake(ctx, conn, api, name)
 				<-place
 			})
 		}

@@ -10,7 +10,8 @@
 //	orders.line ─► Order, ReleaseKey     keys that wait, and blocked keys
 //	millpond.stranded ─► Stranded, ReturnStranded, ExportStranded, DiscardStranded
 //
-// An Operator needs the broker's URL. It works on the Plan of one queue:
+// An Operator needs the broker's URL. With the management API its View is everything that millpond
+// has in the virtual host, with the Plan of each queue. All else works on the Plan of one queue:
 //
 //	operator, err := operate.Open(ctx, url)
 //	plan, err := topology.PlanFor(topology.PerQueue{}, "orders", policy)

@@ -203,12 +203,12 @@ func ExampleOperator_Verify() {
 		log.Print(err)
 		return
 	}
-	findings, err := operator.Verify(context.Background(), plan)
+	report, err := operator.Verify(context.Background(), plan)
 	if err != nil {
 		log.Print(err)
 		return
 	}
-	for _, f := range findings {
+	for _, f := range report.Findings {
 		switch {
 		case f.Problem == operate.Unchecked:
 			log.Print("not looked at: ", f.Text)
@@ -251,11 +251,11 @@ func ExampleReport() {
 		return operate.Count{N: n, Source: source}
 	}
 	unknown := operate.Count{N: -1}
-	var queues []operate.QueueReport
+	var queues []operate.Queue
 	for _, role := range []operate.Role{
 		operate.RoleMain, operate.RoleWait, operate.RoleDead, operate.RoleLine, operate.RoleStranded,
 	} {
-		queues = append(queues, operate.QueueReport{
+		queues = append(queues, operate.Queue{
 			Name: "orders." + string(role), Role: role, Ready: count(2, operate.SourceAMQP),
 			Consumers: count(0, operate.SourceAMQP), Total: count(3, operate.SourceManagement),
 			Held: unknown,

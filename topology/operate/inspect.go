@@ -13,38 +13,52 @@ import (
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/excerpt"
 	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/internal/management"
 	"github.com/millpond-go/millpond/internal/policies"
 	"github.com/millpond-go/millpond/topology"
 )
 
-// Report is the result of Inspect.
+// Report is the result of Inspect and Verify.
 type Report struct {
 	// Queue is the queue of the plan.
 	Queue string
 	// Queues are that queue, its wait queues by ascending delay, and the queues that keep messages.
-	Queues []QueueReport
+	Queues []Queue
+	// Findings are those of Verify.
+	Findings []Finding
 	// ManagementErr says why the management API has not answered, or not completely; nil where it
 	// has, or where none is configured.
-	ManagementErr error
+	ManagementErr error `json:"-"`
 }
 
-// QueueReport is one queue of a Report. Where several queues share a wait queue (Shared, Levels),
-// its counts are the counts of all of them.
-type QueueReport struct {
+// Queue is a queue with its counts. A count that the broker has not made yet is not Known, and is
+// never zero for that reason. The counts of a wait queue that several queues share (Shared, Levels)
+// are the counts of all of them.
+type Queue struct {
 	Name string
-	Role Role
-	// Delay of a wait queue, else zero.
+	// Role in the plan of a Report; empty in a View.
+	Role Role `json:",omitempty"`
+	// Type is "classic" or "quorum"; of a main queue it may be "stream". It is empty where the
+	// management API has not shown it.
+	Type topology.QueueType `json:",omitempty"`
+	// Delay is how long a message waits in a wait queue, else zero.
 	Delay time.Duration
 	// Missing says that the broker has no such queue, or cannot reach it: AMQP does not tell the two
 	// apart.
 	Missing bool
-	// Ready counts the messages that could be delivered, or that wait; Consumers the consumers. Both
-	// are from AMQP; a quorum queue may count some seconds late.
+	// Ready counts the messages that could be delivered, or that wait; Consumers the consumers. In a
+	// Report both are from AMQP; a quorum queue may count some seconds late.
 	Ready, Consumers Count
-	// Total counts all messages, also unacked and held ones. Held counts messages whose wait is over
-	// and that the broker keeps because it cannot place them. AMQP shows neither; both are from the
-	// management API, seconds late.
-	Total, Held Count
+	// Total counts all messages, Unacked those that consumers hold, and Held the messages whose wait
+	// is over and that the broker keeps because it cannot place them; only quorum queues hold
+	// messages. AMQP shows none of them; they are from the management API, seconds late.
+	Total, Unacked, Held Count
+	// In and Out are messages a second that came into a queue of a View, and deliveries to its
+	// consumers, as the management API has averaged them; nil where they are not known.
+	In, Out *float64 `json:",omitempty"`
+	// Oldest is the time since which the oldest message is in a queue that keeps messages, by the
+	// message's own headers; zero where it is unknown, as without ViewOptions.Owners.
+	Oldest time.Time `json:",omitzero"`
 }
 
 // Role is the purpose of a queue in a plan.
@@ -83,8 +97,19 @@ type Count struct {
 
 var unknown = Count{N: -1}
 
+func amqpCount(n int) Count { return Count{N: n, Source: SourceAMQP} }
+
 // Known reports whether the number is known.
 func (c Count) Known() bool { return c.Source != "" }
+
+// Plus adds counts. The sum with an unknown count is unknown.
+func (c Count) Plus(other Count) Count {
+	if !c.Known() || !other.Known() {
+		return unknown
+	}
+	c.N += other.N
+	return c
+}
 
 // String returns the number with its source, or "-".
 func (c Count) String() string {
@@ -113,22 +138,6 @@ func (o *Operator) Inspect(ctx context.Context, plan topology.Plan) (Report, err
 	return report, nil
 }
 
-// Count counts the ready messages and the consumers of queues by AMQP, by the names of the queues.
-// A queue that does not exist, or cannot be reached, is not in the result. It ends within ctx, and
-// after 90 s at the latest.
-func (o *Operator) Count(
-	ctx context.Context, queues ...string,
-) (counted map[string]amqp.Queue, err error) {
-	err = o.call(ctx, func(ctx context.Context, conn *link.Conn) (err error) {
-		counted, err = audit.PassiveAll(ctx, conn.Do, queues)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("count queues %s: %w", several(queues), err)
-	}
-	return counted, nil
-}
-
 var errEmptyPlan = errors.New("the plan is empty: use topology.PlanFor")
 
 func (r *Report) count(
@@ -139,30 +148,35 @@ func (r *Report) count(
 	for _, member := range members {
 		names = append(names, member.Name)
 	}
-	counted, err := audit.PassiveAll(ctx, conn.Do, names)
+	counted, _, err := audit.PassiveAll(ctx, conn.Do, names)
 	if err != nil {
 		return fmt.Errorf("count queues %s: %w", several(names), err)
 	}
 	for _, member := range members {
-		q := QueueReport{
-			Name: member.Name, Role: Role(member.Role), Delay: member.Delay,
-			Ready: unknown, Consumers: unknown, Total: unknown, Held: unknown,
-		}
-		if found, there := counted[member.Name]; there {
-			q.Ready = Count{N: found.Messages, Source: SourceAMQP}
-			q.Consumers = Count{N: found.Consumers, Source: SourceAMQP}
-		} else {
-			q.Missing = true
-		}
-		if info, ok := m.Queue(member.Name); ok {
-			q.Total, q.Held = managementCount(info.Messages), managementCount(info.Held)
-		}
-		r.Queues = append(r.Queues, q)
+		found, there := counted[member.Name]
+		info, _ := m.Queue(member.Name)
+		r.add(member, found, there, info)
 	}
 	if m != nil {
 		r.ManagementErr = m.Err
 	}
 	return nil
+}
+
+// add adds a queue of the plan, as AMQP and the management API show it.
+func (r *Report) add(
+	member audit.Member, found amqp.Queue, there bool, info management.Queue,
+) {
+	q := Queue{
+		Name: member.Name, Role: Role(member.Role), Delay: member.Delay, Missing: !there,
+		Type: topology.QueueType(info.Type), Ready: unknown, Consumers: unknown,
+		Total: managementCount(info.Messages), Unacked: managementCount(info.Unacked),
+		Held: managementCount(info.Held),
+	}
+	if there {
+		q.Ready, q.Consumers = amqpCount(found.Messages), amqpCount(found.Consumers)
+	}
+	r.Queues = append(r.Queues, q)
 }
 
 func managementCount(n *int) Count {

@@ -76,6 +76,12 @@ func (s OrderState) BlockedKeys() (keys []OrderKey) {
 	return keys
 }
 
+// NearBound reports whether the messages or the bytes of the line are near their bound.
+func (s OrderState) NearBound() bool {
+	near := func(n, most int) bool { return most > 0 && n >= most/5*4 }
+	return near(s.Messages, s.MaxMessages) || near(s.Bytes, s.MaxBytes)
+}
+
 // Find returns the state of a key. It is false if the key has nothing in the line.
 func (s OrderState) Find(key string) (OrderKey, bool) {
 	i := slices.IndexFunc(s.Keys, func(k OrderKey) bool { return key != "" && k.Key == key })
@@ -308,7 +314,7 @@ func (o *Operator) readLine(
 	if err := o.publish(ctx, "", plan.Line, end); err != nil {
 		return none, err
 	}
-	var l lineRead
+	l := lineRead{Line: order.New[amqp.Delivery](order.Limits{})}
 	others := time.NewTicker(lookForOthers)
 	defer others.Stop()
 	for {
@@ -342,18 +348,9 @@ func (o *Operator) readLine(
 
 // lineRead is a line as its messages show it.
 type lineRead struct {
-	n, bytes int
-	epoch    uint64
-	keys     map[string][]inLine
-	alone    []inLine // without a key
-}
-
-// inLine is a message of the line that waits, or the mark of a dead letter.
-type inLine struct {
-	note      order.Note
-	due, at   time.Time
-	messageID string
-	size      int
+	n     int // messages that were taken
+	epoch uint64
+	*order.Line[amqp.Delivery]
 }
 
 // take takes a message of the line, in the order of the line.
@@ -363,30 +360,18 @@ func (l *lineRead) take(d *amqp.Delivery) order.Note {
 	note := order.ParseNote(text)
 	key, _ := get(keys.Key)
 	l.epoch = max(l.epoch, note.Epoch, note.ID.Epoch)
+	l.n++
 	switch note.Kind {
 	case order.Wait, order.Block:
-		due, _ := get(keys.NotBefore)
-		m := inLine{note: note, at: d.Timestamp, messageID: d.MessageId, size: len(d.Body) + besideBody}
-		m.due, _ = time.Parse(time.RFC3339Nano, due)
-		l.n++
-		l.bytes += m.size
-		if key == "" {
-			l.alone = append(l.alone, m)
-			break
-		}
-		if l.keys == nil {
-			l.keys = map[string][]inLine{}
-		}
-		l.keys[key] = append(l.keys[key], m)
-	case order.Release:
-		l.keys[key] = slices.DeleteFunc(l.keys[key], func(m inLine) bool {
-			gone := m.note.Kind == order.Block && m.note.ID == note.ID
-			if gone {
-				l.n--
-				l.bytes -= m.size
-			}
-			return gone
+		text, _ = get(keys.NotBefore)
+		due, _ := time.Parse(time.RFC3339Nano, text)
+		l.Returned(order.Waiting[amqp.Delivery]{
+			Key: key, Seq: note.Seq, ID: note.ID, First: note.First, Due: due,
+			Size: len(d.Body) + besideBody, Block: note.Kind == order.Block,
+			Item: amqp.Delivery{Timestamp: d.Timestamp, MessageId: d.MessageId},
 		})
+	case order.Release:
+		l.Release(key, note.ID)
 	case order.Token, order.Ask:
 	}
 	return note
@@ -394,38 +379,9 @@ func (l *lineRead) take(d *amqp.Delivery) order.Note {
 
 // state returns the state that the process that leads would tell.
 func (l *lineRead) state(name string) order.State {
-	s := order.State{Epoch: l.epoch, Messages: l.n, Bytes: l.bytes}
-	for key, list := range l.keys {
-		if len(list) > 0 {
-			s.Keys = append(s.Keys, keyStateOf(key, list))
-		}
-	}
-	for _, m := range l.alone {
-		s.Keys = append(s.Keys, keyStateOf("", []inLine{m}))
-	}
+	s := order.State{Epoch: l.epoch}
+	s.Messages, s.Bytes = l.Len()
+	s.Keys = l.States(func(d amqp.Delivery) (time.Time, string) { return d.Timestamp, d.MessageId })
 	s.Sort(name)
 	return s
-}
-
-// keyStateOf returns the state of a key with these messages.
-func keyStateOf(key string, list []inLine) order.KeyState {
-	slices.SortStableFunc(list, func(a, b inLine) int {
-		return cmp.Or(cmp.Compare(a.note.Seq, b.note.Seq),
-			cmp.Compare(a.note.ID.Epoch, b.note.ID.Epoch), cmp.Compare(a.note.ID.N, b.note.ID.N))
-	})
-	k := order.KeyState{Key: key, Due: list[0].due}
-	var mark order.ID
-	for _, m := range list {
-		switch {
-		case m.note.Kind == order.Wait:
-			k.Waiting++
-		case k.Mark == "":
-			mark = m.note.ID
-			k.Mark, k.Blocked, k.MessageID = mark.String(), m.at, m.messageID
-		}
-	}
-	k.Replayed = k.Mark != "" && slices.ContainsFunc(list, func(m inLine) bool {
-		return m.note.Kind == order.Wait && m.note.ID == mark
-	})
-	return k
 }

@@ -174,7 +174,7 @@ func (r *ramp) count(ctx context.Context) (c counts, err error) {
 		names = append(names, q.Name)
 	}
 	names = append(names, r.moves.dead)
-	found, err := audit.PassiveAll(ctx, r.conn.Do, names)
+	found, _, err := audit.PassiveAll(ctx, r.conn.Do, names)
 	for _, name := range names {
 		if _, there := found[name]; !there && err == nil {
 			err = errMissing

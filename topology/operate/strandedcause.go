@@ -45,24 +45,18 @@ const (
 
 // causes asks the broker about the queues and exchanges of stranded messages, about each once.
 type causes struct {
-	ctx      context.Context
-	run      audit.Runner
-	manager  *policies.Manager
-	queues   map[string]presence
-	bindings map[string]leads
+	ctx               context.Context
+	run               audit.Runner
+	manager           *policies.Manager
+	queues, exchanges map[string]known
 }
 
-// presence says whether a queue exists; err says why that is not known.
-type presence struct {
-	exists bool
-	err    error
-}
-
-// leads are the bindings of an exchange. Where they are not known, err says why.
-type leads struct {
-	list   []management.Bound
-	exists bool
-	err    error
+// known says whether a queue or an exchange exists, and the bindings from an exchange; err says why
+// that is not known.
+type known struct {
+	exists   bool
+	bindings []management.Bound
+	err      error
 }
 
 // withCauses calls f with a connection for the questions.
@@ -78,12 +72,12 @@ func (o *Operator) withCauses(ctx context.Context, f func(*causes) error) error 
 func newCauses(ctx context.Context, conn *link.Conn, m *policies.Manager) *causes {
 	return &causes{
 		ctx: ctx, run: conn.Do, manager: m,
-		queues: map[string]presence{}, bindings: map[string]leads{},
+		queues: map[string]known{}, exchanges: map[string]known{},
 	}
 }
 
 // remembered returns the answer of ask, which is called once for each name.
-func remembered[V any](answers map[string]V, name string, ask func() V) V {
+func remembered(answers map[string]known, name string, ask func() known) known {
 	if answer, known := answers[name]; known {
 		return answer
 	}
@@ -95,38 +89,38 @@ func remembered[V any](answers map[string]V, name string, ask func() V) V {
 }
 
 // queue asks for a queue.
-func (c *causes) queue(name string) presence {
-	return remembered(c.queues, name, func() presence {
+func (c *causes) queue(name string) known {
+	return remembered(c.queues, name, func() known {
 		if name == "" || len(name) > 255 {
-			return presence{} // AMQP has no such name
+			return known{} // AMQP has no such name
 		}
 		ctx, cancel := context.WithTimeout(c.ctx, oneAnswer)
 		defer cancel()
 		_, err := audit.Passive(ctx, c.run, name)
 		switch {
 		case err == nil, audit.IsCode(err, amqp.ResourceLocked):
-			return presence{exists: true}
+			return known{exists: true}
 		case audit.IsCode(err, amqp.NotFound):
-			return presence{}
+			return known{}
 		}
 		if _, found := c.manager.Queue(name); found {
-			return presence{exists: true}
+			return known{exists: true}
 		}
-		return presence{err: fmt.Errorf("the broker does not say whether queue %q exists: %w", name, err)}
+		return known{err: fmt.Errorf("the broker does not say whether queue %q exists: %w", name, err)}
 	})
 }
 
 // from asks for the bindings of an exchange.
-func (c *causes) from(exchange string) leads {
-	return remembered(c.bindings, exchange, func() leads {
+func (c *causes) from(exchange string) known {
+	return remembered(c.exchanges, exchange, func() known {
 		if c.manager == nil {
-			return leads{err: errors.New("AMQP does not show bindings: " + nameManagement)}
+			return known{err: errors.New("AMQP does not show bindings: " + nameManagement)}
 		}
 		if list, found := c.manager.Bindings(exchange); found {
-			return leads{list: list, exists: true}
+			return known{bindings: list, exists: true}
 		}
 		if c.manager.Err != nil {
-			return leads{err: c.manager.Err}
+			return known{err: c.manager.Err}
 		}
 		// The API answers "not found" to some users who may not look (F39).
 		ctx, cancel := context.WithTimeout(c.ctx, oneAnswer)
@@ -135,9 +129,9 @@ func (c *causes) from(exchange string) leads {
 			return ch.ExchangeDeclarePassive(exchange, "direct", true, false, false, false, nil)
 		})
 		if audit.IsCode(err, amqp.NotFound) {
-			return leads{}
+			return known{}
 		}
-		return leads{err: errors.Join(errors.New("the management API does not show them"), err)}
+		return known{err: errors.Join(errors.New("the management API does not show them"), err)}
 	})
 }
 
@@ -198,14 +192,14 @@ func (c *causes) missing(d *amqp.Delivery, queue string) (text string, err error
 			return fmt.Sprintf("exchange %q does not exist", exchange), nil
 		}
 		text, leadsOn := wayFrom(exchange, d.RoutingKey, queue)
-		i := slices.IndexFunc(found.list, leadsOn)
+		i := slices.IndexFunc(found.bindings, leadsOn)
 		if i < 0 {
 			return text, nil
 		}
-		if found.list[i].DestinationType == "queue" {
+		if found.bindings[i].DestinationType == "queue" {
 			return "", nil
 		}
-		exchange = found.list[i].Destination
+		exchange = found.bindings[i].Destination
 	}
 	return "", fmt.Errorf("more than %d exchanges lead to it", maxLevels)
 }

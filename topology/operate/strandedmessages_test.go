@@ -272,27 +272,3 @@ func TestStrandedMessagesInAFile(t *testing.T) {
 		require.Len(t, b.strays(stranded, operate.Filter{}), 6)
 	})
 }
-
-// Given a message in the stranded queue of a plan, then Verify finds it, and nothing without one.
-func TestVerifyFindsStrandedMessages(t *testing.T) {
-	t.Parallel()
-	url, strategy := testbroker.URL(t), rig.Shared(t, topology.Quorum)
-	queue := testbroker.Queue(t)
-	rig.DeclareQueue(t, url, queue, amqp.Table{"x-queue-type": "quorum"})
-	rig.RemovePlan(t, url, strategy, queue, []time.Duration{time.Second})
-	o, plan := opened(t, url, queue, strategy, rig.Quickly(1))
-	require.NoError(t, o.Declare(t.Context(), plan))
-	for _, said := range rig.Findings(t, o, plan) {
-		require.NotContains(t, said, "stranded")
-	}
-	stranded := strategy.Prefix + ".stranded"
-	rig.Fill(t, url, stranded, 3)
-	rig.AwaitDepth(t, url, stranded, 3)
-	findings, err := o.Verify(t.Context(), plan)
-	require.NoError(t, err)
-	require.Equal(t, operate.Finding{
-		Severity: operate.Critical, Problem: operate.Stranded, Kind: "queue", Name: stranded,
-		Text: "messages are stranded, of this or of other queues: 3 whose wait is over and that found " +
-			"no way to their queue; millpond stranded list says for which queue and why",
-	}, findings[0])
-}

@@ -28,9 +28,7 @@ import (
 // overruled returns the findings about policies.
 func overruled(t testing.TB, o *operate.Operator, plan topology.Plan) []operate.Finding {
 	t.Helper()
-	findings, err := o.Verify(t.Context(), plan)
-	require.NoError(t, err)
-	return slices.DeleteFunc(findings, func(f operate.Finding) bool {
+	return slices.DeleteFunc(rig.Verify(t, o, plan), func(f operate.Finding) bool {
 		return f.Problem != operate.Overruled
 	})
 }
@@ -83,7 +81,7 @@ func applies(t testing.TB, key, kind string) (applied, certain bool) {
 func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 	t.Parallel()
 	node, api := testbroker.Managed(t, "")
-	vhosts := []string{"soon", "hidden", "exempt", "log"}
+	vhosts := []string{"soon", "exempt", "log"}
 	var grants []testbroker.Grant
 	for _, vhost := range vhosts {
 		grants = append(grants, testbroker.Everything(vhost, "guest"),
@@ -133,51 +131,19 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 		require.Empty(t, overruled(t, old, oldPlan))
 	})
 
-	// Policies are named before anything is declared. A policy is named, too, that another policy of a
-	// higher priority seems to hide, because the broker does not apply the other to this type of
-	// queue.
-	t.Run("nothing is declared yet", func(t *testing.T) {
-		t.Parallel()
-		admin := vhost{t, api, "hidden"}
-		admin.set("low", ".*", 0, `{"max-length":2}`)
-		admin.set("high", ".*", 5, `{"queue-mode":"lazy"}`)
-		o, plan := of(t, "hidden", "orders", topology.PerQueue{})
-		var names []string
-		for _, f := range overruled(t, o, plan) {
-			names = append(names, string(f.Severity)+" "+f.Name)
-		}
-		require.Equal(t, []string{"critical orders", "critical orders.dlq", "warning orders.wait.1s"},
-			names)
-
-		rig.Provision(t, node.URL()+"hidden", topology.PerQueue{}, "orders", policy)
-		rig.Fill(t, node.URL()+"hidden", "orders.dlq", 10)
-		require.Equal(t, 2, testbroker.Depth(t, node.URL()+"hidden", "orders.dlq"),
-			"the broker does as Verify says")
-	})
-
-	// The table has the keys of the broker: a new key fails this test.
+	// The broker says to which type of queue it applies no policy with a key.
 	t.Run("every key of the broker is known", func(t *testing.T) {
 		t.Parallel()
-		out := node.Ctl(t, "eval", `
-			Words = fun(Ks) ->
-				lists:join(" ", [unicode:characters_to_list(K) || K <- lists:usort(Ks)]) end,
-			Unfit = fun(M) -> Words(maps:get(unsupported_policies, M:capabilities())) end,
-			Keys = [atom_to_binary(K) || C <- [policy_validator, operator_policy_validator],
-				{K, _} <- rabbit_registry:lookup_all(C)],
-			io:format("~s~n~s~n~s~n",
-				[Words(Keys), Unfit(rabbit_classic_queue), Unfit(rabbit_quorum_queue)]).`)
-		lines := strings.Split(out, "\n")
-		keys := strings.Fields(lines[0])
-		require.Greater(t, len(keys), 20)
-		for i, kind := range []string{audit.Classic, audit.Quorum} {
-			unfit := strings.Fields(lines[1+i])
+		keys := node.PolicyKeys(t)
+		for _, kind := range []string{audit.Classic, audit.Quorum} {
+			unfit := strings.Fields(node.Ctl(t, "eval", fmt.Sprintf(`[io:format("~s ", [K]) ||
+				K <- maps:get(unsupported_policies, rabbit_%s_queue:capabilities())].`, kind)))
 			require.NotEmpty(t, unfit)
-			for _, key := range keys {
+			for _, key := range slices.Concat(keys["policies"], keys["operator-policies"]) {
 				applied, certain := applies(t, key, kind)
 				require.True(t, !certain || applied == !slices.Contains(unfit, key), "%s, %s", key, kind)
 			}
 		}
-		t.Logf("RabbitMQ %s: %d keys", node.Version(), len(keys))
 	})
 
 	t.Run("the way out works", func(t *testing.T) {
@@ -259,9 +225,7 @@ func TestVerifyNamesFewReplicasAndAlarms(t *testing.T) {
 		operate.WithManagement("http://u:p@"+server.Listener.Addr().String()))
 	require.NoError(t, o.Declare(t.Context(), plan))
 	look := func() (texts []string) {
-		findings, err := o.Verify(t.Context(), plan)
-		require.NoError(t, err)
-		for _, f := range findings {
+		for _, f := range rig.Verify(t, o, plan) {
 			if !strings.Contains(f.Text, "feature flags") {
 				texts = append(texts, strings.ReplaceAll(f.String(), queue, "orders"))
 			}

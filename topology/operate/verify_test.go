@@ -2,8 +2,10 @@ package operate_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -16,27 +18,45 @@ import (
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
-func TestVerifyNamesWhatIsMissingAndCreatesNothing(t *testing.T) {
+// Given no queue of a plan, then Verify names each and creates none. Given all, then the counts of
+// its queues are right, with their roles and sources.
+func TestVerifyNamesWhatIsMissingAndCountsTheRest(t *testing.T) {
 	t.Parallel()
 	rig.OnEachStrategy(t, func(t *testing.T, strategy topology.Strategy) {
 		url, queue := testbroker.URL(t), testbroker.Queue(t)
-		policy := backoff.List{time.Second}
+		policy := backoff.List{time.Minute, time.Hour}
 		rig.RemovePlan(t, url, strategy, queue, policy)
 		o, plan := opened(t, url, queue, strategy, policy)
-		var want []string
+		want, roles := []string(nil), []operate.Role{operate.RoleMain}
 		for _, e := range plan.Exchanges {
 			want = append(want, "critical missing exchange "+e.Name)
 		}
 		want = append(want, "critical missing queue "+queue)
 		for _, q := range plan.Queues {
 			want = append(want, "critical missing queue "+q.Name)
+			switch {
+			case q.Delay > 0:
+				roles = append(roles, operate.RoleWait)
+			case q.Name == plan.Dead.RoutingKey:
+				roles = append(roles, operate.RoleDead)
+			default:
+				roles = append(roles, operate.RoleStranded)
+			}
 		}
 		require.Equal(t, want, rig.BlindFindings(t, o, plan))
 		require.Equal(t, want, rig.BlindFindings(t, o, plan), "nothing was created")
+		report, err := o.Inspect(t.Context(), plan)
+		require.NoError(t, err)
+		for _, q := range report.Queues {
+			require.True(t, q.Missing, q.Name)
+			require.Equal(t, operate.Count{N: -1}, q.Ready)
+		}
+		require.Contains(t, report.String(), "missing")
 
 		rig.Provision(t, url, strategy, queue, policy)
 		want = nil
@@ -44,6 +64,34 @@ func TestVerifyNamesWhatIsMissingAndCreatesNothing(t *testing.T) {
 			want = []string{"critical dropping queue " + queue} // which is a quorum queue
 		}
 		require.ElementsMatch(t, want, rig.BlindFindings(t, o, plan))
+		rig.Fill(t, url, queue, 3)
+		longest := plan.Queues[len(plan.WaitSteps)-1]
+		require.GreaterOrEqual(t, longest.Delay, 30*time.Minute)
+		rig.Fill(t, url, longest.Name, 5)
+		rig.Fill(t, url, plan.Dead.RoutingKey, 2)
+		deliveries, err := testbroker.Channel(t, url).Consume(queue, "", false, false, false, false, nil)
+		require.NoError(t, err)
+		<-deliveries
+		var found []operate.Role
+		rig.WaitFor(t, "the counts", func() bool { // a queue counts a little late
+			report, err = o.Inspect(t.Context(), plan)
+			require.NoError(t, err)
+			found = nil
+			ready := map[string]int{}
+			for _, q := range report.Queues {
+				found = append(found, q.Role)
+				ready[q.Name] = q.Ready.N
+				require.False(t, q.Missing, q.Name)
+				require.Equal(t, operate.SourceAMQP, q.Ready.Source)
+				require.False(t, q.Total.Known(), "it is not known")
+			}
+			return ready[queue] == 0 && ready[longest.Name] == 5 && ready[plan.Dead.RoutingKey] == 2
+		})
+		require.Equal(t, operate.Count{N: 1, Source: operate.SourceAMQP}, report.Queues[0].Consumers)
+		require.Equal(t, roles, found)
+		require.Equal(t, longest.Delay, report.Queues[len(plan.WaitSteps)].Delay)
+		require.NoError(t, report.ManagementErr)
+		require.Contains(t, report.String(), "5 (amqp)")
 		rig.DeleteQueue(t, url, plan.Queues[0].Name)
 		require.Equal(t, append(want, "critical missing queue "+plan.Queues[0].Name),
 			rig.BlindFindings(t, o, plan))
@@ -104,40 +152,36 @@ func TestVerifyNamesAMissingDeadLetterTarget(t *testing.T) {
 	require.Empty(t, rig.BlindFindings(t, o, plan))
 }
 
-// Levels has bindings between exchanges, and Verify looks for every one.
-func verifyNamesABindingBetweenExchanges(t *testing.T, url, api string) {
+// Verify looks for every binding: Levels has some between exchanges, and a way back through an
+// exchange has some that go by a header.
+func verifyNamesABinding(t *testing.T, url, api string) {
 	t.Helper()
-	policy, strategy := backoff.List{time.Minute}, topology.Levels{Prefix: "steps", Max: time.Minute}
-	rig.RemovePlan(t, url, strategy, "steps", policy)
-	o, plan := opened(t, url, "steps", strategy, policy, operate.WithManagement(api))
-	rig.Provision(t, url, strategy, "steps", policy)
-	require.Empty(t, rig.Findings(t, o, plan))
-	ch := testbroker.Channel(t, url)
-	require.NoError(t, ch.ExchangeUnbind("steps.level.1", "*.*.0.#", "steps.level.2", false, nil))
-	require.NoError(t, ch.QueueUnbind("steps", "#.steps", "steps.level.return", nil))
-	require.Equal(t, []string{
-		"critical missing binding steps.level.2 → steps.level.1",
-		"critical missing binding steps.level.return → steps",
-	}, rig.Findings(t, o, plan))
-}
-
-// A way back through an exchange has bindings that go by a header.
-func verifyNamesABindingOfTheWayBack(t *testing.T, url, api string) {
-	t.Helper()
-	policy, strategy := backoff.List{time.Minute}, topology.PerQueue{
-		Via: []string{"amq.topic"}, Prefix: "back",
+	policy := backoff.List{time.Minute}
+	for queue, c := range map[string]struct {
+		strategy topology.Strategy
+		unbind   []topology.Binding
+	}{
+		"steps": {topology.Levels{Prefix: "steps", Max: time.Minute}, []topology.Binding{
+			{Exchange: "steps.level.2", RoutingKey: "*.*.0.#", ToExchange: "steps.level.1"},
+			{Exchange: "steps.level.return", RoutingKey: "#.steps", Queue: "steps"},
+		}},
+		"parcels": {topology.PerQueue{Via: []string{"amq.topic"}, Prefix: "back"}, []topology.Binding{
+			{
+				Exchange: "back.via", RoutingKey: "parcels", Queue: "parcels", Header: header.Queue,
+				Value: "parcels",
+			},
+		}},
+	} {
+		o, plan := opened(t, url, queue, c.strategy, policy, operate.WithManagement(api))
+		rig.Provision(t, url, c.strategy, queue, policy)
+		require.Empty(t, bindingsMissing(t, o, plan))
+		var want []string
+		for _, b := range c.unbind {
+			rig.Unbind(t, url, b)
+			want = append(want, "critical missing binding "+b.Exchange+" → "+b.Queue+b.ToExchange)
+		}
+		require.Equal(t, want, bindingsMissing(t, o, plan))
 	}
-	o, plan := opened(t, url, "parcels", strategy, policy, operate.WithManagement(api))
-	rig.Provision(t, url, strategy, "parcels", policy)
-	require.Empty(t, bindingsMissing(t, o, plan))
-	ch := testbroker.Channel(t, url)
-	require.NoError(
-		t,
-		ch.QueueUnbind("parcels", "parcels", "back.via",
-			amqp.Table{"x-match": "all", "millpond-queue": "parcels"}),
-	)
-	require.Equal(t, []string{"critical missing binding back.via → parcels"},
-		bindingsMissing(t, o, plan))
 }
 
 // A queue that a person binds to an exchange of the plan hides that a queue of the plan has
@@ -198,8 +242,7 @@ func TestVerifyAsksTheManagementAPI(t *testing.T) {
 	rig.Provision(t, url, topology.Shared{}, "orders", policy)
 	require.Empty(t, rig.Findings(t, o, plan))
 
-	verifyNamesABindingBetweenExchanges(t, url, api)
-	verifyNamesABindingOfTheWayBack(t, url, api)
+	verifyNamesABinding(t, url, api)
 	verifyNamesABindingOfAStranger(t, url, api)
 
 	// A binding is gone; policies shorten the wait and bound every queue.
@@ -364,4 +407,144 @@ func TestArgumentsOfAQueueAreFoundOut(t *testing.T) {
 		delete(want, "x-message-ttl")
 		require.Equal(t, len(want), len(found), "%s: %v", name, found)
 	}
+}
+
+// The main queue is deleted while messages wait in quorum queues: the broker
+// holds them, Verify names the missing target, the counts say who has seen them,
+// and when the queue is back they come. In classic wait queues they are lost. With
+// MILLPOND_LONG the broker keeps its own 180 s before it tries again, and the test
+// lasts four minutes.
+func TestQueueVanishesWhileItsMessagesWait(t *testing.T) {
+	t.Parallel()
+	const waiting = 1000
+	rabbit, patience := `{dead_letter_worker_publisher_confirm_timeout, 5000}`, rig.Patience
+	if os.Getenv("MILLPOND_LONG") != "" {
+		rabbit, patience = "", 200*time.Second
+	}
+	node, api := testbroker.Managed(t, rabbit)
+	// the queue must be gone before the wait ends
+	url, policy := node.URL(), backoff.List{15 * time.Second}
+	for _, kind := range []topology.QueueType{topology.Quorum, topology.Classic} {
+		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel()
+			queue, strategy := "vanishing-"+string(kind), topology.PerQueue{Type: kind}
+			o, plan := opened(t, url, queue, strategy, policy, operate.WithManagement(api))
+			rig.Provision(t, url, strategy, queue, policy)
+			waits := plan.Queues[len(plan.WaitSteps)-1].Name // the longest
+			rig.Fill(t, url, waits, waiting)
+			rig.DeleteQueue(t, url, queue)
+			testbroker.WaitFor(t, "the wait to end", patience,
+				func() bool { return testbroker.Depth(t, url, waits) == 0 })
+
+			if kind == topology.Classic {
+				rig.Provision(t, url, strategy, queue, policy)
+				<-time.After(8 * time.Second) // longer than the broker would take to try again
+				back := testbroker.Depth(t, url, queue)
+				t.Logf("classic: %d of %d messages are lost", waiting-back, waiting)
+				require.Zero(t, back, "classic wait queues hold nothing")
+				return
+			}
+
+			findings := rig.Verify(t, o, plan)
+			require.Len(t, findings, 1, findings)
+			require.Equal(t, operate.Missing, findings[0].Problem)
+			require.Equal(t, queue, findings[0].Name)
+			require.Contains(t, findings[0].Text, "the broker holds messages whose wait ends")
+			var report operate.Report
+			testbroker.WaitFor(t, "the management API to count", patience, func() bool {
+				var err error
+				report, err = o.Inspect(t.Context(), plan)
+				require.NoError(t, err)
+				require.NoError(t, report.ManagementErr)
+				return report.Queues[len(plan.WaitSteps)].Held.N == waiting
+			})
+			t.Logf("%s\n%s", findings[0], report)
+			require.True(t, report.Queues[0].Missing)
+			require.Equal(t, operate.Count{N: 0, Source: operate.SourceAMQP},
+				report.Queues[len(plan.WaitSteps)].Ready)
+			require.Equal(t, operate.Count{N: waiting, Source: operate.SourceManagement},
+				report.Queues[len(plan.WaitSteps)].Total)
+			require.Contains(t, report.String(), fmt.Sprintf("%d (management)", waiting))
+
+			rig.Provision(t, url, strategy, queue, policy)
+			began := time.Now()
+			testbroker.WaitFor(t, "all to be back", patience,
+				func() bool { return testbroker.Depth(t, url, queue) == waiting })
+			t.Logf("quorum: %d of %d messages are back %v after their queue", waiting, waiting,
+				time.Since(began).Round(time.Second))
+			for _, f := range rig.Verify(t, o, plan) {
+				require.NotEqual(t, operate.Critical, f.Severity, f)
+			}
+		})
+	}
+}
+
+// A queue's name in a report moved the cursor of the terminal.
+func TestAReportPrintedNamesRaw(t *testing.T) {
+	t.Parallel()
+	const hostile = "o\x1b[2J\u202e\nrders"
+	for _, text := range []string{
+		operate.Report{
+			Queues:        []operate.Queue{{Name: hostile}},
+			ManagementErr: errors.New(hostile),
+		}.String(),
+		operate.Finding{Kind: "queue", Name: hostile, Text: hostile}.String(),
+	} {
+		require.Equal(t, 2, strings.Count(text, `o\x1b[2J\u202e\nrders`), text)
+		require.NotContains(t, text, "\x1b")
+	}
+}
+
+// A management API that is away, refuses or hangs costs counts and no more, and
+// its password is in no text.
+func TestManagementAPIThatIsAway(t *testing.T) {
+	t.Parallel()
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	policy := backoff.List{time.Second}
+	o, plan := opened(t, url, queue, topology.PerQueue{}, policy,
+		operate.WithManagement("http://guest:hush@127.0.0.1:1/"))
+	rig.Provision(t, url, topology.PerQueue{}, queue, policy)
+	report, err := o.Inspect(t.Context(), plan)
+	require.NoError(t, err)
+	require.ErrorContains(t, report.ManagementErr, "127.0.0.1:1")
+	require.Equal(t, operate.SourceAMQP, report.Queues[0].Ready.Source)
+	findings := rig.Verify(t, o, plan)
+	require.Len(t, findings, 1)
+	require.Equal(t, operate.Unchecked, findings[0].Problem)
+	require.NotContains(t, report.String()+findings[0].String(), "hush")
+
+	for _, bad := range []string{
+		"", "amqp://guest:hush@host", "http://host", "http://guest:hush@", "http://guest:hu/sh@host",
+		"http://guest:hu?sh@host", "http://guest:hu%zzhush@host",
+	} {
+		_, err := operate.Open(t.Context(), url, operate.WithManagement(bad))
+		require.ErrorContains(t, err, "WithManagement", bad)
+		require.NotContains(t, err.Error(), "hush")
+		require.NotContains(t, err.Error(), "hu/sh")
+	}
+}
+
+func TestQuestionsAboutMissingQueues(t *testing.T) {
+	t.Parallel()
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	o, plan := opened(t, url, queue, topology.PerQueue{}, backoff.List{time.Second})
+	_, err := o.Inspect(t.Context(), topology.Plan{})
+	require.ErrorContains(t, err, "use topology.PlanFor")
+	_, err = o.Verify(t.Context(), topology.Plan{})
+	require.ErrorContains(t, err, "use topology.PlanFor")
+	_, err = o.Peek(t.Context(), queue, 0)
+	require.ErrorContains(t, err, "at least 1")
+	_, err = o.Peek(t.Context(), queue, 1)
+	var refused *amqp.Error
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, amqp.NotFound, refused.Code)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = o.Inspect(ctx, plan)
+	require.ErrorIs(t, err, context.Canceled)
+	require.NoError(t, o.Close())
+	_, err = o.Inspect(t.Context(), plan)
+	require.ErrorIs(t, err, topology.ErrClosed)
+	_, err = o.Purge(t.Context(), queue, queue)
+	require.ErrorIs(t, err, topology.ErrClosed)
 }

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/millpond-go/millpond/topology/operate"
-	"github.com/millpond-go/millpond/topology/operate/discover"
 	"github.com/millpond-go/millpond/topology/operate/doctor"
 )
 
@@ -103,25 +102,25 @@ func (h *Handler) lookVerify(w http.ResponseWriter, r *http.Request) error {
 		if err != nil {
 			return err
 		}
-		mains, path = []discover.Main{main}, path+"?"+url.Values{"queue": {queue}}.Encode()
+		mains, path = []operate.Main{main}, path+"?"+url.Values{"queue": {queue}}.Encode()
 	}
 	return h.lookAndShow(w, r, "verify\x00"+queue, path,
 		func(ctx context.Context, o *operate.Operator, note func(string)) (any, error) {
 			var found verified
 			for _, main := range mains {
 				note(fmt.Sprintf("%s of %s", digits(found.queues), plural(len(mains), "queue")))
-				findings, err := o.Verify(ctx, main.Plan)
+				report, err := o.Verify(ctx, main.Plan)
 				switch {
 				case ctx.Err() != nil:
 					return nil, err
 				case err != nil:
-					findings = []operate.Finding{{
+					report.Findings = []operate.Finding{{
 						Severity: operate.Critical, Problem: operate.Conflicting, Kind: "queue",
 						Name: main.Name, Text: err.Error(),
 					}}
 				}
 				found.queues++
-				for _, f := range findings {
+				for _, f := range report.Findings {
 					if len(found.findings) < maxFindings && !slices.Contains(found.findings, f) {
 						found.findings = append(found.findings, f)
 					}

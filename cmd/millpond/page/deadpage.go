@@ -14,7 +14,6 @@ import (
 	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
-	"github.com/millpond-go/millpond/topology/operate/discover"
 )
 
 const (
@@ -59,7 +58,7 @@ type source struct {
 	Queue string
 	// Mains are the queues whose letters it keeps.
 	Mains []string
-	Dead  discover.Dead
+	Dead  operate.Dead
 	plan  topology.Plan
 	pile  *pile
 	At    time.Time
@@ -89,7 +88,7 @@ type letterRow struct {
 }
 
 // sourcesOf returns the dead-letter queues of the chosen queues.
-func sourcesOf(v discover.Vhost, f filter) (list []source, unknown []string) {
+func sourcesOf(v operate.View, f filter) (list []source, unknown []string) {
 	at := map[string]int{}
 	for _, name := range f.Queues() {
 		if _, ok := v.Main(name); !ok {
@@ -149,13 +148,13 @@ func (h *Handler) deadView(ctx context.Context, f filter) (*deadView, error) {
 	}
 	for _, main := range s.Vhost.Mains {
 		v.Queues = append(v.Queues, queueChoice{
-			main.Name, overview.Of(main).Dead, slices.Contains(f.Queues(), main.Name),
+			main.Name, main.DeadLetters, slices.Contains(f.Queues(), main.Name),
 		})
 	}
 	v.ExistsOnBroker = operate.Count{Source: operate.SourceManagement}
 	for i := range v.Sources {
 		src := &v.Sources[i]
-		v.ExistsOnBroker = overview.Plus(v.ExistsOnBroker, src.Dead.Total)
+		v.ExistsOnBroker = v.ExistsOnBroker.Plus(src.Dead.Total)
 		keys := []string{f.deep().query(), f.exactly().query()}
 		for _, key := range keys {
 			l, _ := lastLook[any](h, lookKey(src.Queue, key))

@@ -8,7 +8,6 @@ import (
 	"html/template"
 	"net/http"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -17,9 +16,7 @@ import (
 
 	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
 	"github.com/millpond-go/millpond/internal/management"
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology/operate"
-	"github.com/millpond-go/millpond/topology/operate/discover"
 	"github.com/millpond-go/millpond/topology/operate/doctor"
 )
 
@@ -28,13 +25,11 @@ type Config struct {
 	// URL is the AMQP URL of the broker.
 	URL string
 	// Management is the URL of its management API, which shows the queues. Default: the host and the
-	// user of URL, see discover.ManagementURL.
+	// user of URL, see operate.ManagementURL.
 	Management string
 	// Operator are options for the connections to the broker, such as operate.WithAMQP for TLS.
 	// Default: none.
 	Operator []operate.Option
-	// Discover are options for the management API, such as discover.WithTLS. Default: none.
-	Discover []discover.Option
 	// Doctor are options for the page of the doctor, such as doctor.WithAMQP. Default: none.
 	Doctor []doctor.Option
 	// BasePath is the path of the page, such as /ops/millpond, in a mux or behind a proxy. The proxy
@@ -137,7 +132,7 @@ func (h *Handler) broker() error {
 	}
 	h.vhost, h.api = uri.Vhost, h.config.Management
 	if h.api == "" {
-		if h.api, err = discover.ManagementURL(h.config.URL, false); err != nil {
+		if h.api, err = operate.ManagementURL(h.config.URL, false); err != nil {
 			return err
 		}
 	}
@@ -171,36 +166,14 @@ func (h *Handler) Close() error {
 	return errors.Join(err, h.operator.Close())
 }
 
-// look asks the management API.
+// look asks the management API, and the brakes.
 func (h *Handler) look(ctx context.Context) (*sight, error) {
-	vhost, err := discover.Find(ctx, h.api, h.vhost, h.config.Discover...)
-	if err != nil {
-		return nil, err
-	}
-	s := &sight{Vhost: vhost, Rates: map[string]management.Rates{}}
-	api, err := management.New(h.api, nil)
-	if err == nil {
-		err = api.QueueRates(ctx, h.vhost, func(queue string, r management.Rates) {
-			if _, main := vhost.Main(queue); main {
-				s.Rates[queue] = r
-			}
-		})
-	}
-	s.RatesErr = err
-	if len(vhost.Brakes) > 0 {
-		s.Brakes, s.BrakesErr = h.stoppedBrakes(ctx)
-	}
-	return s, nil
-}
-
-// stoppedBrakes asks the processes that probe, which takes a second.
-func (h *Handler) stoppedBrakes(ctx context.Context) ([]header.BrakeState, error) {
 	operator, err := h.connected(ctx)
 	if err != nil {
 		return nil, err
 	}
-	states, err := operator.Brakes(ctx)
-	return slices.DeleteFunc(states, func(b header.BrakeState) bool { return !b.Stopped }), err
+	view, err := operator.View(ctx, operate.ViewOptions{Brakes: true})
+	return &sight{Vhost: view}, err
 }
 
 // connected returns the operator, and connects if it is the first call that can.

@@ -2,12 +2,10 @@ package page
 
 import (
 	"net/http"
+	"slices"
 	"time"
 
-	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
-	"github.com/millpond-go/millpond/internal/management"
 	"github.com/millpond-go/millpond/topology/operate"
-	"github.com/millpond-go/millpond/topology/operate/discover"
 )
 
 // now is the first page.
@@ -31,13 +29,13 @@ type nowView struct {
 	UnclearMore, LostMore int
 	LostEmpty             int // wait queues that lead to no queue and are empty
 	LostUnknown           int // queues whose messages would be lost, and whose count is not known
-	Unclear               []discover.Unclear
+	Unclear               []operate.Unclear
 }
 
-// row is a queue.
+// row is a queue with the wait queues that have messages, or whose messages are not known.
 type row struct {
-	overview.Row
-	Rates management.Rates
+	operate.Main
+	Steps []operate.Wait
 }
 
 // lost are messages without a queue to return to.
@@ -57,17 +55,20 @@ const (
 func (h *Handler) overview(s *sight) nowView {
 	none := operate.Count{Source: operate.SourceManagement}
 	o := nowView{sight: s, Now: time.Now(), Waiting: none, Dead: none}
-	rows, inTrouble := overview.Rows(s.Vhost)
-	o.Trouble = inTrouble
-	for _, r := range rows {
-		o.Rows = append(o.Rows, row{r, s.Rates[r.Queue]})
+	var mains []operate.Main
+	mains, o.Trouble = s.Vhost.ByTrouble()
+	for _, m := range mains {
+		steps := slices.DeleteFunc(slices.Clone(m.Waits), func(w operate.Wait) bool {
+			return w.Total.N == 0
+		})
+		o.Rows = append(o.Rows, row{m, steps})
 	}
 	waits, dead := distinct(s.Vhost)
 	for _, w := range waits {
-		o.Waiting = overview.Plus(o.Waiting, w.Total)
+		o.Waiting = o.Waiting.Plus(w.Total)
 	}
 	for _, d := range dead {
-		o.Dead = overview.Plus(o.Dead, d.Total)
+		o.Dead = o.Dead.Plus(d.Total)
 	}
 	o.Back = backOf(waits)
 	for _, q := range s.Vhost.Stranded {
@@ -99,7 +100,7 @@ func (h *Handler) overview(s *sight) nowView {
 }
 
 // distinct returns each wait queue and each dead-letter queue once, because queues share them.
-func distinct(v discover.Vhost) (waits []discover.Wait, dead []discover.Dead) {
+func distinct(v operate.View) (waits []operate.Wait, dead []operate.Dead) {
 	seen := map[string]bool{}
 	for _, m := range v.Mains {
 		for _, w := range m.Waits {
@@ -120,4 +121,4 @@ func distinct(v discover.Vhost) (waits []discover.Wait, dead []discover.Dead) {
 func (r row) More() int { return max(len(r.Steps)-maxSteps, 0) }
 
 // First are the steps that are shown.
-func (r row) First() []discover.Wait { return r.Steps[:min(len(r.Steps), maxSteps)] }
+func (r row) First() []operate.Wait { return r.Steps[:min(len(r.Steps), maxSteps)] }

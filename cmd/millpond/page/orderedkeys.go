@@ -13,17 +13,15 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/topology/operate"
-	"github.com/millpond-go/millpond/topology/operate/discover"
 )
 
 // orderView are the keys of a queue that is handled in order.
 type orderView struct {
 	looked
 	Queue   string
-	Line    discover.Queue
+	Line    operate.Queue
 	State   operate.OrderState
 	Blocked int
 	Near    bool // the line is near its bound
@@ -45,11 +43,11 @@ const maxKeys = 200
 func orderTask(queue string) string { return "order\x00" + queue }
 
 // orderOf returns the keys as the last look has seen them.
-func (h *Handler) orderOf(main *discover.Main) *orderView {
+func (h *Handler) orderOf(main *operate.Main) *orderView {
 	v := &orderView{Queue: main.Name, Line: *main.Line}
 	v.looked, v.State = lastLook[operate.OrderState](h, orderTask(main.Name))
 	v.Blocked = len(v.State.BlockedKeys())
-	v.Near = overview.NearBound(v.State)
+	v.Near = v.State.NearBound()
 	shown := v.State.Keys[:min(len(v.State.Keys), maxKeys)]
 	v.More = len(v.State.Keys) - len(shown) + v.State.Others
 	for _, k := range shown {

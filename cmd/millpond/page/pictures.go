@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/millpond-go/millpond/topology/operate/discover"
+	"github.com/millpond-go/millpond/topology/operate"
 )
 
 // back is when the waiting messages return, at the latest.
@@ -24,14 +24,14 @@ type bar struct {
 // backOf counts messages by the longest time that they can still wait: the delay of their queue,
 // and twice that with Levels, where shorter waits follow. The broker does not show more without a
 // look at the messages.
-func backOf(waits []discover.Wait) back {
+func backOf(waits []operate.Wait) back {
 	b := back{Bars: []bar{
 		{Label: "within a minute"}, {Label: "within an hour"}, {Label: "within a day"}, {Label: "later"},
 	}}
 	limits := []time.Duration{time.Minute, time.Hour, 24 * time.Hour}
 	for _, w := range waits {
 		longest, i := w.Delay, 0
-		if w.Strategy == discover.Levels {
+		if w.Strategy == operate.Levels {
 			longest *= 2
 		}
 		for i < len(limits) && longest > limits[i] {

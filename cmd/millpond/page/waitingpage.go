@@ -9,9 +9,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/topology/operate"
-	"github.com/millpond-go/millpond/topology/operate/discover"
 )
 
 // waitingView is the page of waiting messages.
@@ -21,7 +19,7 @@ type waitingView struct {
 	At     time.Time
 	Queues []queueChoice
 	// Main is the chosen queue; nil if none is chosen.
-	Main     *discover.Main
+	Main     *operate.Main
 	Messages []operate.Waiter
 	Total    int
 	Due      []dueChart
@@ -43,8 +41,7 @@ func (h *Handler) waiting(w http.ResponseWriter, r *http.Request) error {
 	v := &waitingView{Now: time.Now(), At: s.At}
 	name := r.URL.Query().Get("queue")
 	for _, main := range s.Vhost.Mains {
-		waiting := overview.Of(main).Waiting
-		v.Queues = append(v.Queues, queueChoice{main.Name, waiting, main.Name == name})
+		v.Queues = append(v.Queues, queueChoice{main.Name, main.Waiting, main.Name == name})
 	}
 	if name != "" {
 		main, err := s.main(name)
@@ -122,8 +119,8 @@ type strandedView struct {
 	looked
 	Now     time.Time
 	At      time.Time
-	Queues  []discover.Queue
-	Orphans []discover.Orphan
+	Queues  []operate.Queue
+	Orphans []operate.Orphan
 	// Queue is the chosen stranded queue.
 	Queue    string
 	Messages []operate.StrandedMessage
@@ -157,7 +154,7 @@ func (h *Handler) stranded(w http.ResponseWriter, r *http.Request) error {
 
 // keeps reports whether a queue keeps stranded messages.
 func (s *sight) keeps(queue string) bool {
-	return slices.ContainsFunc(s.Vhost.Stranded, func(q discover.Queue) bool {
+	return slices.ContainsFunc(s.Vhost.Stranded, func(q operate.Queue) bool {
 		return q.Name == queue
 	})
 }

@@ -9,20 +9,12 @@ import (
 	"sync"
 	"time"
 
-	"github.com/millpond-go/millpond/internal/management"
-	"github.com/millpond-go/millpond/middleware/header"
-	"github.com/millpond-go/millpond/topology/operate/discover"
+	"github.com/millpond-go/millpond/topology/operate"
 )
 
 // sight is the result of a look at the management API. It is not changed afterwards.
 type sight struct {
-	Vhost discover.Vhost
-	// Rates are the rates of the main queues; RatesErr says why they are not known.
-	Rates    map[string]management.Rates
-	RatesErr error
-	// Brakes are the stopped brakes; BrakesErr says why others are not known.
-	Brakes    []header.BrakeState
-	BrakesErr error
+	Vhost operate.View
 	// At is when the look ended; zero if none has succeeded yet.
 	At time.Time
 	// Err and Tried are the error and the time of a later look that failed.
@@ -43,7 +35,7 @@ func (h *Handler) seen(ctx context.Context) (*sight, error) {
 }
 
 // main returns a queue with retries.
-func (s *sight) main(name string) (discover.Main, error) {
+func (s *sight) main(name string) (operate.Main, error) {
 	main, ok := s.Vhost.Main(name)
 	if !ok {
 		return main, notFound("there is no queue %q with retries in this virtual host", name)

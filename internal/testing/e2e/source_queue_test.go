@@ -29,13 +29,6 @@ func sourceConfig(url string, args amqp.Table) wamqp.Config {
 	return cfg
 }
 
-func verifySource(t testing.TB, o *operate.Operator, plan topology.Plan) []operate.Finding {
-	t.Helper()
-	findings, err := o.Verify(t.Context(), plan)
-	require.NoError(t, err)
-	return findings
-}
-
 // declaresNothing is a TopologyBuilder that finds its queue declared.
 type declaresNothing struct{ wamqp.DefaultTopologyBuilder }
 
@@ -70,7 +63,7 @@ func TestStreamIsRefusedAsSourceQueue(t *testing.T) {
 	for _, q := range plan.Queues {
 		require.Equal(t, -1, testbroker.Depth(t, url, q.Name), "no queue is declared for a stream")
 	}
-	findings := verifySource(t, o, plan)
+	findings := rig.Verify(t, o, plan)
 	require.True(t, slices.ContainsFunc(findings, func(f operate.Finding) bool {
 		return f.Severity == operate.Critical && f.Name == queue && strings.Contains(f.Text, refused)
 	}), "%v", findings)
@@ -165,7 +158,7 @@ func TestQueueArgumentsThatLoseMessagesAreRefused(t *testing.T) {
 			require.Equal(t, 1, logs.Said(line), logs.Text())
 			require.Contains(t, logs.Text(), "consequence:"+strings.SplitN(c.says, " ", 2)[1])
 		}
-		about := slices.DeleteFunc(verifySource(t, o, plan), func(f operate.Finding) bool {
+		about := slices.DeleteFunc(rig.Verify(t, o, plan), func(f operate.Finding) bool {
 			return f.Name != queue || !strings.HasPrefix(f.Text, "x-")
 		})
 		if c.severity == "" {
@@ -309,7 +302,7 @@ func TestFiniteDeliveryLimitIsNamedWithItsRemedy(t *testing.T) {
 		}
 		require.Equal(t, 1, logs.Said(dropsSilently), logs.Text())
 		rig.WaitFor(t, "the API to show the queue's policies", func() bool {
-			return slices.ContainsFunc(verifySource(t, o, plan), func(f operate.Finding) bool {
+			return slices.ContainsFunc(rig.Verify(t, o, plan), func(f operate.Finding) bool {
 				return f.Severity == operate.Critical && f.Problem == operate.Dropping && f.Name == c.queue
 			})
 		})
@@ -320,7 +313,7 @@ func TestFiniteDeliveryLimitIsNamedWithItsRemedy(t *testing.T) {
 		t.Log(command)
 		node.Ctl(t, rig.ShellWords(t, command)[1:]...)
 		rig.WaitFor(t, "Verify to find nothing", func() bool {
-			return len(verifySource(t, o, plan)) == 0
+			return len(rig.Verify(t, o, plan)) == 0
 		})
 		rig.Publish(t, url, "", c.queue, rig.Message("order"))
 		ch := testbroker.Channel(t, url)

@@ -173,15 +173,20 @@ func PlanFor(
 	return plan
 }
 
+// Verify returns the findings of Verify.
+func Verify(t testing.TB, o *operate.Operator, plan topology.Plan) []operate.Finding {
+	t.Helper()
+	report, err := o.Verify(t.Context(), plan)
+	require.NoError(t, err)
+	return report.Findings
+}
+
 // Findings returns the findings of Verify as "severity problem kind name". It logs them, and
 // requires the same at a second look.
 func Findings(t testing.TB, o *operate.Operator, plan topology.Plan) []string {
 	t.Helper()
-	findings, err := o.Verify(t.Context(), plan)
-	require.NoError(t, err)
-	again, err := o.Verify(t.Context(), plan)
-	require.NoError(t, err)
-	require.Equal(t, findings, again)
+	findings := Verify(t, o, plan)
+	require.Equal(t, findings, Verify(t, o, plan))
 	names := []string{}
 	for _, f := range findings {
 		t.Log(f)

@@ -20,6 +20,7 @@ import (
 	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology"
 )
 
 // dial opens a new connection with a channel; closed ends both.
@@ -175,6 +176,21 @@ func BindQueue(t testing.TB, url, queue, exchange, key string) {
 	t.Helper()
 	DeclareQueue(t, url, queue, nil)
 	require.NoError(t, testbroker.Channel(t, url).QueueBind(queue, key, exchange, false, nil))
+}
+
+// Unbind deletes a binding of a plan.
+func Unbind(t testing.TB, url string, b topology.Binding) {
+	t.Helper()
+	ch := testbroker.Channel(t, url)
+	if b.ToExchange != "" {
+		require.NoError(t, ch.ExchangeUnbind(b.ToExchange, b.RoutingKey, b.Exchange, false, nil))
+		return
+	}
+	var args amqp.Table
+	if b.Header != "" {
+		args = amqp.Table{"x-match": "all", b.Header: b.Value}
+	}
+	require.NoError(t, ch.QueueUnbind(b.Queue, b.RoutingKey, b.Exchange, args))
 }
 
 // BesideOn declares a queue that keeps the messages of a topic exchange with this key.

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -200,6 +201,23 @@ func (n *Node) enable(ctx context.Context, plugin string) error {
 // apiClient keeps no connection, so that a test finds no goroutine left.
 var apiClient = &http.Client{
 	Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 30 * time.Second,
+}
+
+// PolicyKeys returns the keys that the broker knows, by the kinds of SetPolicy.
+func (n *Node) PolicyKeys(tb testing.TB) map[string][]string {
+	tb.Helper()
+	keys := map[string][]string{}
+	for kind, registered := range map[string]string{
+		"policies": "policy_validator", "operator-policies": "operator_policy_validator",
+	} {
+		keys[kind] = strings.Fields(n.Ctl(tb, "eval", fmt.Sprintf(
+			`[io:format("~s ", [K]) || {K, _} <- lists:usort(rabbit_registry:lookup_all(%s))].`,
+			registered)))
+		keys[kind] = slices.DeleteFunc(keys[kind], func(word string) bool { // what eval returns
+			return strings.Contains(word, "ok")
+		})
+	}
+	return keys
 }
 
 // SetPolicy sets a policy of a vhost by the management API, which costs far less than rabbitmqctl.

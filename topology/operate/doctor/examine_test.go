@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +15,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/rig"
@@ -148,4 +152,220 @@ func TestACancelledRunLeavesNothing(t *testing.T) {
 	cancel(stopped)
 	require.ErrorIs(t, rig.Await(t, done), stopped)
 	require.Equal(t, before, w.everything())
+}
+
+// Policies of an administrator, each in its own vhost. The checks that differ are named, with the
+// management API and, where the experiments notice the policy, without it.
+func TestPlantedPoliciesAreFound(t *testing.T) {
+	t.Parallel()
+	node, api := testbroker.Managed(t, "")
+	for name, c := range map[string]struct {
+		kind, pattern string
+		definition    map[string]any
+		since         string // the first version that knows the key
+		plan          bool
+		differ        []string
+		safe          bool
+	}{
+		"message-ttl": {
+			kind: "policies", pattern: ".*", definition: map[string]any{"message-ttl": 100},
+			differ: []string{"kept, classic", "kept, quorum", "policies", "wait, classic", "wait, quorum"},
+		},
+		"message-ttl-by-operator": {
+			kind: "operator-policies", pattern: ".*", definition: map[string]any{"message-ttl": 100},
+			differ: []string{"kept, classic", "kept, quorum", "policies", "wait, classic", "wait, quorum"},
+		},
+		"message-ttl-of-a-queue": {
+			kind: "policies", pattern: `^orders\.dlq$`, definition: map[string]any{"message-ttl": 100},
+			plan: true, differ: []string{"policies"},
+		},
+		"message-ttl-of-another-queue": {
+			kind: "policies", pattern: `^invoices\.dlq$`, definition: map[string]any{"message-ttl": 100},
+			plan: true,
+		},
+		"max-length": {
+			kind: "policies", pattern: ".*", definition: map[string]any{"max-length": 5},
+			differ: []string{"kept, classic", "kept, quorum", "policies"},
+		},
+		"max-length-refusing": {
+			kind: "policies", pattern: ".*", definition: map[string]any{
+				"max-length": 5, "overflow": "reject-publish",
+			},
+			differ: []string{"kept, classic", "kept, quorum", "policies"},
+		},
+		"delivery-limit": {
+			kind: "policies", pattern: ".*", definition: map[string]any{"delivery-limit": 3},
+			differ: []string{"delivery limit", "policies"},
+		},
+		"overflow": {
+			kind: "policies", pattern: ".*", definition: map[string]any{"overflow": "drop-head"},
+			differ: []string{"at-least-once", "policies"},
+		},
+		"consumer-timeout": {
+			kind: "policies", pattern: ".*", definition: map[string]any{"consumer-timeout": 60_000},
+			since: "4.", differ: []string{"policies"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if !strings.HasPrefix(node.Version(), c.since) {
+				t.Skip("needs RabbitMQ 4: make test BROKER=4.0")
+			}
+			w := newWard(t, node, api, name)
+			testbroker.SetPolicy(t, api, c.kind, w.vhost, "planted", c.pattern, c.definition)
+			options := []doctor.Option{doctor.WithPatience(3 * time.Second)}
+			if c.plan {
+				options = append(options, doctor.WithPlan(plan(t, topology.PerQueue{}, "orders")))
+			}
+			checks := w.examine(options...)
+			// What else an early end of all waits and a full queue disturb is not listed.
+			found := differing(checks)
+			require.Subset(t, found, c.differ)
+			if len(c.differ) == 0 {
+				require.Empty(t, found)
+			} else {
+				require.Contains(t, checks["policies"].Seen, `policy "planted"`)
+			}
+			blind := w.examineAs("guest", options...)
+			require.Equal(t, doctor.Unknown, blind["policies"].Status)
+			for _, name := range c.differ {
+				if name != "policies" {
+					require.Equal(t, doctor.Differs, blind[name].Status, name)
+				}
+			}
+		})
+	}
+}
+
+func TestMissingPermissionsAreFound(t *testing.T) {
+	t.Parallel()
+	node, api := testbroker.Managed(t, "")
+	w := newWard(t, node, api, "permissions")
+	const all = `^(millpond\.doctor\..*|amq\.default|orders.*)$`
+	const noOrders = `^(millpond\.doctor\..*|amq\.default)$`
+	const noDead = `^(millpond\.doctor\..*|amq\.default|orders|orders\.wait.*)$`
+	for user, c := range map[string]struct {
+		configure, write, read string
+		check, seen            string // empty: none differs
+	}{
+		"may-all":            {all, all, all, "", ""},
+		"configures-nothing": {"^$", all, all, "scratch queues", `configure "millpond.doctor.`},
+		"writes-nothing":     {all, "^$", all, "scratch queues", `write "amq.default"`},
+		"reads-nothing":      {all, all, "^$", "scratch queues", `read "millpond.doctor.`},
+		"no-dead":            {noDead, all, all, "rights of orders", `configure "orders.dlq"`},
+		"no-read":            {all, all, noOrders, "rights of orders", `read "orders"`},
+		"no-write": {
+			all, `^millpond\.doctor\..*$`, all, "rights of orders", `write "amq.default"`,
+		},
+	} {
+		t.Run(user, func(t *testing.T) {
+			t.Parallel()
+			node.Grant(t, testbroker.Grant{
+				VHost: w.vhost, User: user, Configure: c.configure, Write: c.write, Read: c.read,
+			})
+			checks := w.examineAs(user, doctor.WithPatience(time.Second),
+				doctor.WithPlan(plan(t, topology.PerQueue{}, "orders")))
+			if c.check == "" {
+				require.Empty(t, differing(checks))
+				require.Equal(t, doctor.OK, checks["rights of orders"].Status)
+				return
+			}
+			require.Equal(t, doctor.Differs, checks[c.check].Status)
+			require.Contains(t, checks[c.check].Seen, "the user may not "+c.seen)
+			require.True(t, checks[c.check].Needed)
+			if c.check == "scratch queues" { // the rest is looked at, or says why not
+				require.Equal(t, doctor.Unknown, checks["delivery limit"].Status)
+				require.Contains(t, checks["delivery limit"].Seen, "the user may not")
+				require.Equal(t, doctor.OK, checks["frame size"].Status)
+			}
+		})
+	}
+	// The questions have made nothing.
+	require.NotContains(t, w.everything(), "orders")
+	require.NotContains(t, w.everything(), scratch)
+
+	t.Run("with an exchange", func(t *testing.T) {
+		const shared = `^(millpond\..*|amq\.default|orders.*)$`
+		node.Grant(t, testbroker.Grant{
+			VHost: w.vhost, User: "no-bind", Configure: shared, Write: noOrders, Read: shared,
+		}, testbroker.Grant{
+			VHost: w.vhost, User: "may-bind", Configure: shared, Write: shared, Read: shared,
+		})
+		options := []doctor.Option{
+			doctor.WithPatience(time.Second), doctor.WithPlan(plan(t, topology.Shared{}, "orders")),
+		}
+		seen := w.examineAs("no-bind", options...)["rights of orders"].Seen
+		require.Contains(t, seen, `write "millpond.wait.1s"`)
+		options[1] = doctor.WithPlan(plan(t, topology.Shared{}, "orders"))
+		require.Equal(t, doctor.OK, w.examineAs("may-bind", options...)["rights of orders"].Status)
+		require.NotContains(t, w.everything(), "millpond")
+	})
+}
+
+// A node with a consumer timeout of a minute, small frames, and a dead-letter timer as
+// docs/broker-settings.md recommends, or shorter.
+func TestPlantedSettingsOfANodeAreFound(t *testing.T) {
+	t.Parallel()
+	node, api := testbroker.Managed(t, `{consumer_timeout, 60000}, {channel_tick_interval, 1000},
+		{frame_max, 32768}, {dead_letter_worker_publisher_confirm_timeout, 5000}`)
+	w := newWard(t, node, api, "settings")
+	checks := w.examine(doctor.WithPatience(75 * time.Second))
+	require.Equal(t, []string{"consumer timeout", "frame size"}, differing(checks))
+	require.Regexp(t, `took an unacked delivery back after (59|1m)`, checks["consumer timeout"].Seen)
+	require.Contains(t, checks["frame size"].Seen, "32768")
+	require.Equal(t, doctor.OK, checks["held, then sent"].Status)
+}
+
+const scratch = "millpond.doctor."
+
+// A run that is killed leaves queues. The next run names them with the command once they are old.
+// They are gone by themselves, and their exchanges with them.
+func TestAKilledRunLeavesNothingForLong(t *testing.T) {
+	t.Parallel()
+	node, api := testbroker.Managed(t, "")
+	w := newWard(t, node, api, "killed")
+	before := w.everything()
+	run := exec.CommandContext(t.Context(), os.Args[0])
+	run.Env = append(os.Environ(), killed+"="+w.url("guest"))
+	require.NoError(t, run.Start())
+	testbroker.WaitFor(t, "the scratch exchanges", rig.Patience, func() bool {
+		return strings.Contains(w.everything(), ".stranded\n")
+	})
+	require.NoError(t, run.Process.Kill())
+	_ = run.Wait() // says that it was killed
+	prefix := regexp.MustCompile(`millpond\.doctor\.[^.]+\.`).FindString(w.everything())
+	require.NotEmpty(t, prefix)
+	command := regexp.MustCompile(
+		`remove with: rabbitmqctl (delete_queue --vhost 'killed' '` + prefix + `[^']+')`)
+	var found []string
+	testbroker.WaitFor(t, "a run that names the leftovers", rig.Patience, func() bool {
+		c := w.examine(doctor.WithPatience(time.Second),
+			doctor.WithLifetime(10*time.Second))["leftovers"]
+		found = command.FindStringSubmatch(c.Seen)
+		return c.Status == doctor.Differs && found != nil
+	})
+	words := rig.ShellWords(t, found[1])
+	node.Ctl(t, words...)
+	require.NotContains(t, w.everything(), words[len(words)-1]+"\t")
+	require.Equal(t, "[]\n", node.Ctl(t, "eval", `[Name || [{name, Name}, {arguments, Table}] <-
+		rabbit_amqqueue:info_all(<<"killed">>, [name, arguments]),
+		{<<"x-expires">>, long, 3600000} =/= lists:keyfind(<<"x-expires">>, 1, Table)].`))
+	// The hour is over. Until here no queue could expire, however slow the machine is.
+	testbroker.SetPolicy(t, api, "policies", "killed", "hour", ".*", map[string]any{"expires": 1000})
+	testbroker.WaitFor(t, "the queues to expire", rig.Patience, func() bool {
+		return w.everything() == before
+	})
+}
+
+// killed tells this test binary to be the run that is killed: the URL of its broker.
+const killed = "MILLPOND_TEST_DOCTOR"
+
+func TestMain(m *testing.M) {
+	if url := os.Getenv(killed); url != "" {
+		for { // until it is killed
+			_, err := doctor.Examine(context.Background(), url, doctor.WithLifetime(time.Hour))
+			fmt.Fprintln(os.Stderr, "not killed in time:", err)
+		}
+	}
+	testbroker.Main(m, func() error { return goleak.Find() })
 }

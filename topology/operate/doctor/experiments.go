@@ -1,8 +1,11 @@
 package doctor
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"maps"
+	"net/url"
 	"reflect"
 	"slices"
 	"strings"
@@ -10,7 +13,11 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/internal/management"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
 )
 
 const (
@@ -196,4 +203,400 @@ func deliveryLimit(b *bench) (Status, string) {
 		}
 	}
 	return OK, fmt.Sprintf("it was still there after it was given back %d times", deliveries)
+}
+
+// atLeastOnce finds out without the target whether a wait queue holds messages whose wait is over.
+// AMQP does not count them, but the queue's limit does: a queue that holds messages refuses others.
+// The broker would deliver the held messages at its next try, up to three minutes later (F5).
+func atLeastOnce(b *bench) (Status, string) {
+	const limit, more = 4, 3
+	q := b.waiting(topology.Quorum, b.prefix+"absent", 300*time.Millisecond,
+		amqp.Table{"x-max-length": limit})
+	first := b.putAll(q.Name, limit+1) // one more than the limit fits (F39)
+	if first < limit {
+		return Differs, fmt.Sprintf("the wait queue has taken %d of %d messages", first, limit)
+	}
+	b.empties(q)
+	if b.putAll(q.Name, more) == more {
+		return Differs, fmt.Sprintf("the wait queue took %d messages and, when their wait was over, "+
+			"%d more, with a limit of %d: it does not hold them", first, more, limit)
+	}
+	return OK, "the wait queue holds them: it is full while no message is ready"
+}
+
+// heldAgain lets the target appear when a message is held already.
+func heldAgain(b *bench) (Status, string) {
+	target := b.keeping(topology.Quorum, "appears")
+	q := b.waiting(topology.Quorum, target.Name, 300*time.Millisecond, nil)
+	b.enter("", q.Name, amqp.Publishing{})
+	b.empties(q)
+	b.declare(target)
+	began := time.Now()
+	switch back := b.take(target.Name, 1, b.patience); {
+	case len(back) == 1:
+		return OK, fmt.Sprintf("it arrived %v after its target appeared", rounded(time.Since(began)))
+	case b.patience > deadLetterTimer+time.Minute:
+		return Differs, fmt.Sprintf("it has not arrived within %v", b.patience)
+	}
+	return Unknown, fmt.Sprintf("not within %v; by default the broker tries again every 3 minutes: "+
+		"a patience of 4m sees it", b.patience)
+}
+
+// deadLetterTimer is dead_letter_worker_publisher_confirm_timeout by default (F41).
+const deadLetterTimer = 3 * time.Minute
+
+// alternateExchange sends messages of two queues through the wait queue of Shared. One of the
+// queues is missing.
+func alternateExchange(b *bench) (Status, string) {
+	const delay = time.Second
+	queue := b.keeping(topology.Quorum, "bound")
+	plan, err := topology.Shared{Prefix: strings.TrimSuffix(b.prefix, ".")}.Plan(
+		queue.Name, []time.Duration{delay})
+	b.must(err)
+	plan.Queues = append(plan.Queues[:len(plan.Queues)-1], queue) // it needs no dead letters
+	b.build(plan)
+	for _, key := range []string{b.prefix + "unbound", queue.Name} {
+		b.enter(plan.WaitSteps[0].Exchange, key, amqp.Publishing{})
+	}
+	if len(b.take(b.prefix+"stranded", 1, delay+arrival)) == 0 {
+		return Differs, "the message without a queue has not reached the stranded queue"
+	}
+	if len(b.take(queue.Name, 1, arrival)) == 0 {
+		return Differs, "the message behind it has not returned"
+	}
+	return OK, "the message without a queue is in the stranded queue, the other returned"
+}
+
+// keeps watches messages in a queue that keeps them.
+func keeps(kind topology.QueueType) experiment {
+	return func(b *bench) (Status, string) {
+		queue := b.kept(kind, "kept."+string(kind))
+		began := time.Now()
+		put := b.putAll(queue, manyMessages)
+		if put < manyMessages {
+			return Differs, fmt.Sprintf("the queue has taken %d of %d messages", put, manyMessages)
+		}
+		fewer := 0 // looks in a row, because a count may be old
+		b.until(b.patience, func() bool {
+			left, err := b.ready(queue)
+			if audit.IsCode(err, amqp.NotFound) {
+				b.stop(Differs, "the queue was gone after %v", rounded(time.Since(began)))
+			}
+			b.must(err)
+			if fewer++; left >= put {
+				fewer = 0
+			}
+			if fewer < 3 {
+				b.pause(50 * look)
+			}
+			return fewer == 3
+		})
+		after := rounded(time.Since(began))
+		left := b.take(queue, put, late)
+		return okIf(len(left) == put, "%d of %d messages were there after %v", len(left), put, after)
+	}
+}
+
+// consumerTimeout keeps a delivery unacked.
+func consumerTimeout(b *bench) (Status, string) {
+	queue := b.kept(topology.Quorum, "unacked")
+	b.enter("", queue, amqp.Publishing{})
+	cancelled := b.ch.NotifyCancel(make(chan string, 1))
+	arrived, err := b.ch.Consume(queue, "", false, false, false, false, nil)
+	b.must(err)
+	select {
+	case _, ok := <-arrived:
+		if !ok {
+			b.must(ending(<-b.closed))
+		}
+	case <-time.After(arrival):
+		return Differs, fmt.Sprintf("no consumer got the message within %v", arrival)
+	case <-b.ctx.Done():
+		b.must(context.Cause(b.ctx))
+	}
+	began := time.Now()
+	const seen = "the broker took an unacked delivery back after %v"
+	select {
+	case <-cancelled: // 4.3 cancels the consumer (F33)
+		return Differs, fmt.Sprintf(seen, rounded(time.Since(began)))
+	case why := <-b.closed:
+		if why == nil || why.Code != amqp.PreconditionFailed {
+			b.must(ending(why))
+		}
+		return Differs, fmt.Sprintf(seen, rounded(time.Since(began)))
+	case <-b.ctx.Done():
+		b.must(context.Cause(b.ctx))
+	case <-time.After(b.patience):
+	}
+	// Before 4.3 the broker looks once a minute.
+	if b.patience >= audit.DefaultConsumerTimeout-time.Minute {
+		return OK, fmt.Sprintf("a delivery stayed unacked for %v", b.patience)
+	}
+	return Unknown, fmt.Sprintf("longer than %v; the broker does not show it: on a node, "+
+		"`rabbitmqctl environment` prints consumer_timeout", b.patience)
+}
+
+// rounded is a duration for people.
+func rounded(d time.Duration) time.Duration { return d.Round(10 * time.Millisecond) }
+
+const noManagement = "only the management API shows them: name it with WithManagement, " +
+	"or with millpond --management"
+
+// policies judges the policies of the plans. Without a plan it judges names that only a policy for
+// all queues matches, and the names that services with Shared have in common.
+func policies(b *bench) (Status, string) {
+	if b.management == "" {
+		return Unknown, noManagement
+	}
+	plans := b.plans
+	if len(plans) == 0 {
+		for _, strategy := range []topology.Strategy{topology.PerQueue{}, topology.Shared{}} {
+			plan, err := strategy.Plan(b.prefix+"policies", nil)
+			b.must(err)
+			plans = append(plans, plan)
+		}
+	}
+	// Nothing is declared, not even to compare it: some of the names are of other services.
+	opts := []operate.Option{operate.WithManagement(b.management), operate.WithPreProvisioned()}
+	if b.amqp != nil {
+		opts = append(opts, operate.WithAMQP(*b.amqp))
+	}
+	o, err := operate.Open(b.ctx, b.url, opts...)
+	b.must(err)
+	defer func() { _ = o.Close() }()
+	var harm, unseen []string
+	said := map[string]bool{} // the same policy does the same to many queues
+	for _, plan := range plans {
+		report, err := o.Verify(b.ctx, plan)
+		b.must(err)
+		for _, f := range report.Findings {
+			list := &harm
+			switch {
+			case f.Problem == operate.Unchecked && f.Kind == "broker":
+				list = &unseen
+			case f.Problem == operate.Overruled || f.Problem == operate.Disabled:
+			case f.Problem == operate.Exposed && f.Kind == "broker" && f.Name != "replicas":
+			default:
+				continue // about queues that need not exist
+			}
+			text, _, _ := strings.Cut(f.Text, "; exempt it by a policy")
+			if !said[text] {
+				said[text], f.Text = true, text
+				*list = append(*list, f.String())
+			}
+		}
+	}
+	switch {
+	case len(harm) > 0:
+		return Differs, several(harm, "\n")
+	case len(unseen) > 0:
+		return Unknown, several(unseen, "\n")
+	}
+	return OK, "none found"
+}
+
+// leftovers names what killed runs have left, with the commands that remove it.
+func leftovers(b *bench) (Status, string) {
+	if b.management == "" {
+		return Unknown, noManagement
+	}
+	api, err := management.New(b.management, link.Config{AMQP: b.amqp}.TLSConfig())
+	b.must(err)
+	var commands []string
+	for _, kind := range []string{"queues", "exchanges"} {
+		names, err := api.Names(b.ctx, kind, b.vhost, scratch)
+		if errors.Is(err, management.ErrNotFound) { // as 4.3 answers without permissions (F39)
+			return Unknown, "the user needs permissions in the vhost, of which ^$ is enough"
+		}
+		b.must(err)
+		for _, name := range names {
+			switch {
+			case !b.isOld(name):
+			case kind == "queues":
+				commands = append(commands, fmt.Sprintf("rabbitmqctl delete_queue --vhost %s %s",
+					audit.ShellWord(b.vhost), audit.ShellWord(name)))
+			default: // no command of rabbitmqctl deletes an exchange
+				commands = append(commands, "curl -u USER -X DELETE "+audit.ShellWord(fmt.Sprintf(
+					"%s/api/exchanges/%s/%s", api, url.PathEscape(b.vhost), url.PathEscape(name))))
+			}
+		}
+	}
+	if len(commands) > 0 {
+		return Differs, "remove with: " + several(commands, "\n")
+	}
+	return OK, "none"
+}
+
+// isOld reports whether the name is of a run that has ended, by the time in the name.
+func (e *examiner) isOld(name string) bool {
+	text, _, _ := strings.Cut(strings.TrimPrefix(name, scratch), "-")
+	began, err := time.Parse(stamp, text)
+	return err == nil && time.Since(began) > e.lifetime
+}
+
+// scratchRights uses each right once.
+func scratchRights(b *bench) (Status, string) {
+	queue := b.prefix + "rights"
+	var refused rights
+	err := b.tryDeclare(topology.Queue{Name: queue})
+	b.must(refused.note(right("configure", queue), err))
+	_, err = b.put("", queue, amqp.Publishing{})
+	b.must(refused.note(right("write", "amq.default"), err))
+	err = b.conn.Do(b.ctx, func(ch *amqp.Channel) error {
+		_, _, err := ch.Get(queue, true)
+		return err
+	})
+	if audit.IsCode(err, amqp.NotFound) { // it could not be configured
+		err = nil
+	}
+	b.must(refused.note(right("read", queue), err))
+	return refused.result("configure, write and read")
+}
+
+// rights are the rights that the broker has refused, each with its name.
+type rights []string
+
+// note keeps a refusal and returns any other error.
+func (r *rights) note(right string, err error) error {
+	if !audit.IsCode(err, amqp.AccessRefused) {
+		return err
+	}
+	*r = append(*r, right)
+	return nil
+}
+
+func right(verb, name string) string { return fmt.Sprintf("%s %q", verb, name) }
+
+func (r *rights) result(all string) (Status, string) {
+	if len(*r) == 0 {
+		return OK, all
+	}
+	return Differs, "the user may not " + several(*r, ", ")
+}
+
+// several joins at most five texts.
+func several(texts []string, between string) string {
+	const most = 5
+	if len(texts) <= most {
+		return strings.Join(texts, between)
+	}
+	return strings.Join(texts[:most], between) + fmt.Sprintf("%sand %d more", between, len(texts)-most)
+}
+
+// planRights asks for each right that a plan needs, as Plan.Permissions has them, with requests
+// that the broker refuses for another reason once the right is there. They declare, consume and
+// publish nothing (F31). Other brokers than RabbitMQ are not asked, because they might fulfil them.
+func planRights(plan topology.Plan, product string) experiment {
+	return func(b *bench) (Status, string) {
+		if product != rabbitMQ {
+			return Unknown, fmt.Sprintf("not asked: %s may not refuse the questions", product)
+		}
+		a := asker{b: b, asked: map[string]bool{}}
+		a.read(plan.Queue)
+		for _, r := range append(slices.Clone(plan.WaitSteps), plan.Dead) {
+			a.write(r.Exchange)
+		}
+		if !b.provisioned {
+			a.declares(plan)
+		}
+		return a.refused.result(fmt.Sprintf("all of %d rights", len(a.asked)))
+	}
+}
+
+// asker asks for rights, each once.
+type asker struct {
+	b       *bench
+	asked   map[string]bool
+	refused rights
+}
+
+func (a *asker) ask(right string, question func(ch *amqp.Channel) error) {
+	if a.asked[right] {
+		return
+	}
+	a.asked[right] = true
+	err := a.b.conn.Do(a.b.ctx, question)
+	if audit.IsCode(err, amqp.PreconditionFailed) || audit.IsCode(err, amqp.NotFound) {
+		return // the right is there
+	}
+	a.b.must(a.refused.note(right, err))
+}
+
+func (a *asker) declares(plan topology.Plan) {
+	a.configure(plan.Queue)
+	for _, q := range plan.Queues {
+		a.configure(q.Name)
+		if exchange, ok := q.Arguments["x-dead-letter-exchange"].(string); ok {
+			a.read(q.Name)
+			a.write(exchange)
+		}
+	}
+	for _, e := range plan.Exchanges {
+		a.ask(right("configure", e.Name), func(ch *amqp.Channel) error {
+			// The argument must be a text.
+			return ch.ExchangeDeclare(e.Name, e.Kind, true, e.AutoDelete, false, false,
+				amqp.Table{"alternate-exchange": int32(1)})
+		})
+		if alternate, ok := e.Arguments["alternate-exchange"].(string); ok {
+			a.write(alternate)
+		}
+	}
+	for _, bound := range plan.Bindings {
+		key := a.b.prefix + "none" // such a binding does not exist
+		to := bound.Queue + bound.ToExchange
+		a.ask(fmt.Sprintf("bind %q to %q", to, bound.Exchange), func(ch *amqp.Channel) error {
+			if bound.ToExchange != "" {
+				return ch.ExchangeUnbind(bound.ToExchange, key, bound.Exchange, false, nil)
+			}
+			return ch.QueueUnbind(bound.Queue, key, bound.Exchange, nil)
+		})
+	}
+}
+
+// configure declares a queue of a type that does not exist.
+func (a *asker) configure(queue string) {
+	a.ask(right("configure", queue), func(ch *amqp.Channel) error {
+		_, err := ch.QueueDeclare(queue, true, false, false, false,
+			amqp.Table{"x-queue-type": "millpond-doctor"})
+		return err
+	})
+}
+
+// read consumes with two arguments of which each type of queue refuses one.
+func (a *asker) read(queue string) {
+	a.ask(right("read", queue), func(ch *amqp.Channel) error {
+		if err := ch.Qos(1, 0, false); err != nil {
+			return err
+		}
+		_, err := ch.Consume(queue, "", false, false, false, false,
+			amqp.Table{"x-stream-offset": "next", "x-priority": int32(0)})
+		return err
+	})
+}
+
+// write publishes a message with an expiration that is no number (F7).
+func (a *asker) write(exchange string) {
+	name := exchange
+	if name == "" {
+		name = "amq.default"
+	}
+	a.ask(right("write", name), func(ch *amqp.Channel) error {
+		closed := ch.NotifyClose(make(chan *amqp.Error, 1))
+		if err := ch.Confirm(false); err != nil {
+			return err
+		}
+		confirm, err := ch.PublishWithDeferredConfirmWithContext(a.b.ctx, exchange,
+			a.b.prefix+"none", true, false, amqp.Publishing{Expiration: "never"})
+		if err != nil {
+			return err
+		}
+		acked, err := confirm.WaitContext(a.b.ctx)
+		if err != nil {
+			return err
+		}
+		if acked || !ch.IsClosed() {
+			return errors.New("the broker has not refused an expiration that is no number")
+		}
+		return ending(<-closed)
+	})
 }

@@ -1,4 +1,4 @@
-package discover
+package operate
 
 import (
 	"cmp"
@@ -19,17 +19,16 @@ import (
 	"github.com/millpond-go/millpond/internal/management"
 	"github.com/millpond-go/millpond/internal/policies"
 	"github.com/millpond-go/millpond/topology"
-	"github.com/millpond-go/millpond/topology/operate"
 )
 
 // seen is the answers of the management API about a vhost.
 type seen struct {
+	manager   *policies.Manager
 	vhost     string
 	queues    map[string]queue
 	exchanges map[string]management.Exchange
 	// from and into have the bindings of the exchanges that matter, by exchange and by queue.
 	from, into map[string][]topology.Binding
-	policies   *policies.Set
 	unclear    []Unclear
 	brakes     []string
 }
@@ -40,17 +39,18 @@ type queue struct {
 	// arguments are one map for all queues with the same arguments.
 	arguments                              management.Object
 	ready, unacked, total, held, consumers int32 // unknown is -1
+	in, out                                *float64
 }
 
 // look reads the vhost. It reads bindings only of exchanges that may belong to millpond,
 // by their arguments or by the wait queues that lead to them.
-func look(ctx context.Context, api *management.API, vhost string) (*seen, error) {
+func look(ctx context.Context, m *policies.Manager, vhost string) (*seen, error) {
 	s := &seen{
-		vhost: vhost, queues: map[string]queue{}, exchanges: map[string]management.Exchange{},
+		manager: m, vhost: vhost, queues: map[string]queue{}, exchanges: map[string]management.Exchange{},
 		from: map[string][]topology.Binding{}, into: map[string][]topology.Binding{},
 	}
 	same := map[string]management.Object{}
-	settled, err := api.Queues(ctx, vhost, func(q management.Queue) {
+	settled, err := m.API.Queues(ctx, vhost, func(q management.Queue) {
 		name, brake := strings.CutPrefix(q.Name, fleet.Prefix) // no message of a user is there
 		switch {
 		case !brake:
@@ -67,16 +67,14 @@ func look(ctx context.Context, api *management.API, vhost string) (*seen, error)
 	if len(waits) == 0 && !s.anyKeeps() {
 		return s, nil
 	}
-	settled, err = api.Exchanges(ctx, vhost, func(e management.Exchange) { s.exchanges[e.Name] = e })
+	settled, err = m.API.Exchanges(ctx, vhost, func(e management.Exchange) { s.exchanges[e.Name] = e })
 	if err != nil {
 		return nil, s.wayIn(err)
 	}
 	s.note(settled, "exchanges")
-	if err := s.follow(ctx, api, waits); err != nil {
-		return nil, err
-	}
-	if s.policies, err = policies.Read(ctx, api, vhost); err != nil {
-		s.unseen("policies", err)
+	s.follow(waits)
+	if m.Policies() == nil {
+		s.unseen("policies", m.PolicyErr)
 	}
 	return s, ctx.Err()
 }
@@ -108,6 +106,7 @@ func (s *seen) see(q management.Queue, same map[string]management.Object) {
 	s.queues[q.Name] = queue{
 		kind: kindOf(q.Type), arguments: arguments, ready: small(q.Ready), unacked: small(q.Unacked),
 		total: small(q.Messages), held: small(q.Held), consumers: small(q.Consumers),
+		in: q.Stats.In.Rate, out: q.Stats.Out.Rate,
 	}
 }
 
@@ -122,6 +121,7 @@ func kindOf(kind string) topology.QueueType {
 	return topology.QueueType(kind)
 }
 
+// small is a count in little memory; unknown is -1.
 func small(n *int) int32 {
 	if n == nil {
 		return -1
@@ -129,11 +129,11 @@ func small(n *int) int32 {
 	return int32(min(*n, math.MaxInt32))
 }
 
-func count(n int32) operate.Count {
+func count(n int32) Count {
 	if n < 0 {
-		return operate.Count{N: -1}
+		return unknown
 	}
-	return operate.Count{N: int(n), Source: operate.SourceManagement}
+	return Count{N: int(n), Source: SourceManagement}
 }
 
 // counts returns a queue as the result shows it.
@@ -142,7 +142,14 @@ func (s *seen) counts(name string) Queue {
 	return Queue{
 		Name: name, Type: q.kind, Ready: count(q.ready), Unacked: count(q.unacked),
 		Total: count(q.total), Held: count(q.held), Consumers: count(q.consumers),
+		In: q.in, Out: q.out,
 	}
+}
+
+func (s *seen) waitCounts(w *waitQueue) Queue {
+	q := s.counts(w.name)
+	q.Delay = w.delay
+	return q
 }
 
 // waitQueue is a wait queue and where its messages go when their wait is over.
@@ -188,9 +195,9 @@ func waitsSafely(q queue) bool {
 		q.arguments["x-overflow"] == "reject-publish"
 }
 
-// onlyKeeps is keeps for a queue that has no TTL and no dead-letter target, as a dead-letter queue
+// keepsAlone is keeps for a queue that has no TTL and no dead-letter target, as a dead-letter queue
 // and a stranded queue.
-func onlyKeeps(q queue) bool {
+func keepsAlone(q queue) bool {
 	_, expires := q.arguments["x-message-ttl"]
 	_, leads := q.arguments["x-dead-letter-exchange"]
 	return keeps(q) && !expires && !leads
@@ -198,7 +205,7 @@ func onlyKeeps(q queue) bool {
 
 func (s *seen) anyKeeps() bool {
 	for _, q := range s.queues {
-		if onlyKeeps(q) {
+		if keepsAlone(q) {
 			return true
 		}
 	}
@@ -208,7 +215,7 @@ func (s *seen) anyKeeps() bool {
 // follow reads the bindings of the exchanges that wait queues lead to, of the exchanges behind
 // these, and of the exchanges that name themselves as alternate exchange, as the entry exchanges of
 // all strategies do.
-func (s *seen) follow(ctx context.Context, api *management.API, waits []*waitQueue) error {
+func (s *seen) follow(waits []*waitQueue) {
 	var open []string
 	for _, w := range waits {
 		open = append(open, w.exchange)
@@ -230,10 +237,7 @@ func (s *seen) follow(ctx context.Context, api *management.API, waits []*waitQue
 			continue
 		}
 		read[name] = true
-		bindings, err := api.Bindings(ctx, s.vhost, name)
-		if err != nil && !errors.Is(err, management.ErrNotFound) {
-			return fmt.Errorf("management API: %w", err)
-		}
+		bindings, _ := s.manager.Bindings(name)
 		for _, b := range bindings {
 			found := bindingOf(name, b)
 			s.from[name] = append(s.from[name], found)
@@ -248,7 +252,6 @@ func (s *seen) follow(ctx context.Context, api *management.API, waits []*waitQue
 			open = append(open, s.alternate(name))
 		}
 	}
-	return nil
 }
 
 // alternate returns the alternate exchange of an exchange, "" for none.
@@ -280,8 +283,8 @@ func (s *seen) unseen(name string, err error) {
 }
 
 // readClients reads the consumers of the main queues.
-func (d *derivation) readClients(ctx context.Context, api *management.API) {
-	err := api.Consumers(ctx, d.vhost, func(c management.Consumer) {
+func (d *derivation) readClients(ctx context.Context) {
+	err := d.manager.API.Consumers(ctx, d.vhost, func(c management.Consumer) {
 		m := d.mains[c.Queue.Name]
 		if m == nil {
 			return
@@ -303,12 +306,12 @@ func table(o management.Object) amqp.Table {
 	}
 	t := amqp.Table{}
 	for key, value := range o {
-		t[key] = field(value)
+		t[key] = tableField(value)
 	}
 	return t
 }
 
-func field(value any) any {
+func tableField(value any) any {
 	switch v := value.(type) {
 	case json.Number:
 		if n, err := v.Int64(); err == nil {
@@ -321,7 +324,7 @@ func field(value any) any {
 	case []any:
 		list := make([]any, len(v))
 		for i := range v {
-			list[i] = field(v[i])
+			list[i] = tableField(v[i])
 		}
 		return list
 	}

@@ -1,0 +1,110 @@
+package operate_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"strings"
+	"time"
+
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+// The URL of the broker is enough to see everything and to act on it.
+func ExampleOperator_View() {
+	ctx := context.Background()
+	const url = "amqps://user:password@rabbit.example.com/shop"
+	address, err := operate.ManagementURL(url, false)
+	if err != nil {
+		log.Fatal(err)
+	}
+	operator, err := operate.Open(ctx, url, operate.WithManagement(address))
+	if err != nil {
+		log.Fatal(err)
+	}
+	view, err := operator.View(ctx, operate.ViewOptions{Exact: true, Owners: true})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if view.Empty() {
+		fmt.Printf("millpond has nothing in vhost %q\n", view.Vhost)
+	}
+	for _, m := range view.Mains {
+		report, err := operator.Verify(ctx, m.Plan)
+		fmt.Println(report, report.Findings, err)
+	}
+	for _, unclear := range view.Unclear {
+		fmt.Println(unclear)
+	}
+	fmt.Println(operator.Close())
+}
+
+// The management API is looked for beside the broker. A password never leaves this machine
+// unencrypted, unless that is asked for.
+func ExampleManagementURL() {
+	fmt.Println(operate.ManagementURL("amqps://shop:secret@rabbit.example.com/", false))
+	fmt.Println(operate.ManagementURL("amqp://localhost/", false))
+	_, err := operate.ManagementURL("amqp://shop:secret@rabbit.example.com/", false)
+	fmt.Println(strings.ReplaceAll(err.Error(), ", ", ",\n"))
+	// Output:
+	// https://shop:secret@rabbit.example.com:15671 <nil>
+	// http://guest:guest@localhost:15672 <nil>
+	// management API: the AMQP URL of host "rabbit.example.com" is not encrypted,
+	// and http would send the password in the clear: name an https address,
+	// as in https://user:password@rabbit.example.com:15671,
+	// or ask for plain http
+}
+
+// A queue as View returns it, in the words of a tool.
+func ExampleView() {
+	management := func(n int) operate.Count {
+		return operate.Count{N: n, Source: operate.SourceManagement}
+	}
+	wait := operate.Wait{Strategy: operate.PerQueue, Queue: operate.Queue{
+		Name: "orders.wait.1m", Type: topology.Quorum, Delay: time.Minute, Ready: management(3),
+	}}
+	letters := operate.Dead{
+		Evidence: operate.ByName, Queue: operate.Queue{Name: "orders.dlq", Ready: management(2)},
+	}
+	view := operate.View{
+		Vhost: "shop",
+		Mains: []operate.Main{{
+			Queue: operate.Queue{Name: "orders"}, Waits: []operate.Wait{wait},
+			Dead: []operate.Dead{letters}, Trouble: []string{"2 dead letters"},
+			Clients: []operate.Client{{Tag: "ctag1", User: "shop"}}, Vias: []string{"events"},
+		}},
+		Orphans: []operate.Orphan{{Wait: wait, For: "mail", Why: `queue "mail" does not exist`}},
+		Unclear: []operate.Unclear{{Queue: "orders", Text: "the policies could not be seen"}},
+	}
+	m, ok := view.Main("orders")
+	fmt.Println(ok, m.Strategies(), m.Waits[0].Ready, m.Dead[0].Name, m.Dead[0].Evidence, m.Trouble)
+	fmt.Println(view.Empty(), view.Orphans[0].Why, view.Unclear[0].String())
+	// Output:
+	// true [PerQueue] 3 (management) orders.dlq name [2 dead letters]
+	// false queue "mail" does not exist the policies could not be seen
+}
+
+// The user says which queue keeps the dead letters of a queue.
+func ExampleView_WithDead() {
+	view := operate.View{Vhost: "shop"}
+	main := operate.Main{Queue: operate.Queue{Name: "orders"}}
+	_, err := view.WithDead(main, "letters")
+	fmt.Println(err)
+	// Output:
+	// vhost "shop" has no queue "letters" that could keep the dead letters of queue "orders"
+}
+
+// Words for tools.
+func ExampleStrategy() {
+	var strategy operate.Strategy = operate.PerQueue
+	var evidence operate.Evidence = operate.ByName
+	fmt.Println(strategy, evidence)
+	fmt.Println(operate.PerQueue, operate.PerAttempt, operate.Shared, operate.Levels,
+		operate.InOrder, operate.Unknown)
+	fmt.Println(operate.ByName, operate.ByLetter, operate.ByArgument, operate.ByPolicy)
+	// Output:
+	// PerQueue name
+	// PerQueue PerAttempt Shared Levels InOrder unknown
+	// name letter argument policy
+}

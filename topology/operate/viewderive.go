@@ -1,0 +1,969 @@
+package operate
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/keys"
+	"github.com/millpond-go/millpond/internal/management"
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// derivation turns the answers of the management API into the result.
+type derivation struct {
+	*seen
+	waits               []*waitQueue
+	byName              map[string]*waitQueue
+	placed              map[string]bool // wait queues of which it is known where they lead
+	mains               map[string]*Main
+	parts               map[string]*parts
+	stranded, unclaimed map[string]bool
+	strandedByName      map[string]bool      // no exchange shows it
+	oldest              map[string]time.Time // by queue
+	orphans             []Orphan
+	tables              map[any]amqp.Table // see tableOf
+}
+
+func (s *seen) derive() *derivation {
+	d := &derivation{
+		seen: s, waits: s.waitQueues(), byName: map[string]*waitQueue{}, placed: map[string]bool{},
+		mains: map[string]*Main{}, parts: map[string]*parts{}, stranded: map[string]bool{},
+		oldest: map[string]time.Time{}, tables: map[any]amqp.Table{},
+	}
+	through := map[string][]*waitQueue{} // by the exchange that their messages return through
+	for _, w := range d.waits {
+		d.byName[w.name] = w
+	}
+	for _, w := range d.waits {
+		_, there := s.exchanges[w.exchange]
+		switch {
+		case w.exchange == "":
+			d.direct(w)
+		case !there:
+			d.orphan(w, "", "exchange %q, where its messages go, does not exist", w.exchange)
+		case d.isOlderLevel(w):
+			d.unclearWait(w, "as a level of an earlier version, by headers")
+		case w.fixed:
+			d.unclearWait(w, "with a routing key of its own")
+		default:
+			through[w.exchange] = append(through[w.exchange], w)
+		}
+	}
+	for _, exchange := range slices.Sorted(maps.Keys(through)) {
+		switch s.exchanges[exchange].Kind {
+		case "direct":
+			d.shared(exchange, through[exchange])
+		case "headers":
+			d.via(exchange, through[exchange])
+		case "topic":
+			d.levels(exchange, through[exchange], through)
+		}
+	}
+	for _, w := range d.waits {
+		if !d.placed[w.name] {
+			d.unclearWait(w, "of type "+s.exchanges[w.exchange].Kind)
+		}
+	}
+	d.strandedAlone()
+	d.lines()
+	return d
+}
+
+func (d *derivation) tell(queue, format string, args ...any) {
+	d.unclear = append(d.unclear, Unclear{Queue: queue, Text: fmt.Sprintf(format, args...)})
+}
+
+func (d *derivation) unclearWait(w *waitQueue, how string) {
+	d.placed[w.name] = true
+	d.tell("", "wait queue %q leads to exchange %q %s: the queue that its messages return to could "+
+		"not be derived", w.name, w.exchange, how)
+}
+
+// isOlderLevel reports whether messages come to a wait queue, or leave it, by the headers with
+// which levels before v0.1.0 returned through exchanges of the user.
+func (d *derivation) isOlderLevel(w *waitQueue) bool {
+	byLevel := func(b topology.Binding) bool { return strings.HasPrefix(b.Header, keys.Level) }
+	return slices.ContainsFunc(d.into[w.name], byLevel) ||
+		slices.ContainsFunc(d.from[w.exchange], byLevel)
+}
+
+func (d *derivation) orphan(w *waitQueue, queue, format string, args ...any) {
+	d.placed[w.name] = true
+	d.orphans = append(d.orphans, Orphan{
+		Wait: Wait{Queue: d.waitCounts(w), Strategy: Unknown},
+		For:  queue, Why: fmt.Sprintf(format, args...),
+	})
+}
+
+// direct follows a wait queue that leads to a queue by its name, perhaps after other wait queues.
+func (d *derivation) direct(w *waitQueue) {
+	if !w.fixed {
+		d.orphan(w, "", "its messages keep their routing key and lead back into it")
+		return
+	}
+	delay, hops, passed := w.delay, 1, map[string]bool{w.name: true}
+	last := w
+	for next := d.byName[w.key]; next != nil; next = d.byName[last.key] {
+		if passed[next.name] {
+			d.orphan(w, "", "its messages go round in a circle by wait queue %q", next.name)
+			return
+		}
+		passed[next.name] = true
+		if next.exchange != "" || !next.fixed {
+			d.unclearWait(w, fmt.Sprintf("by wait queue %q", next.name))
+			return
+		}
+		delay, hops, last = delay+next.delay, hops+1, next
+	}
+	if _, there := d.queues[last.key]; !there {
+		d.orphan(w, last.key, "queue %q, which its messages return to, does not exist", last.key)
+		return
+	}
+	d.placed[w.name] = true
+	route, strategy := topology.Route{RoutingKey: w.name}, PerQueue
+	m, p := d.main(last.key)
+	for _, b := range d.into[w.name] {
+		if d.exchanges[b.Exchange].Kind == "direct" {
+			route, strategy = topology.Route{Exchange: b.Exchange, RoutingKey: b.RoutingKey}, PerAttempt
+			route.Attempt = attemptOf(m.Name, w)
+			p.exchange(d, b.Exchange)
+			p.bind(b)
+			break
+		}
+	}
+	if hops > 1 {
+		strategy = Unknown
+	}
+	route.Delay, route.Hops = delay, hops
+	p.step(d, w, route, strategy, false)
+	p.returns("by the name of the queue")
+}
+
+// attemptOf reads the attempt from a name of PerAttempt; 0 for another name.
+func attemptOf(queue string, w *waitQueue) int {
+	rest, ok := strings.CutPrefix(w.name, queue+".retry.")
+	if !ok {
+		return 0
+	}
+	text, delay, _ := strings.Cut(rest, ".")
+	attempt, err := strconv.Atoi(text)
+	if err != nil || attempt < 0 || !strings.HasPrefix(delay, audit.DelayText(w.delay)) {
+		return 0
+	}
+	return attempt
+}
+
+// entry returns the exchange by which messages enter a wait queue with any routing key.
+func (d *derivation) entry(w *waitQueue) (topology.Binding, bool) {
+	var found []topology.Binding
+	for _, b := range d.into[w.name] {
+		if d.exchanges[b.Exchange].Kind == "fanout" {
+			found = append(found, b)
+		}
+	}
+	slices.SortFunc(found, func(a, b topology.Binding) int {
+		if own := a.Exchange == w.name; own != (b.Exchange == w.name) {
+			if own {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Compare(a.Exchange, b.Exchange)
+	})
+	if len(found) == 0 {
+		return topology.Binding{}, false
+	}
+	return found[0], true
+}
+
+// enter adds a wait queue that messages enter and leave with their routing key.
+func (d *derivation) enter(p *parts, w *waitQueue, key string, strategy Strategy, shared bool) {
+	entry, ok := d.entry(w)
+	if !ok {
+		d.tell(p.main.Name, "no exchange that leads into wait queue %q was found: it is looked for "+
+			"among the exchanges that name themselves as alternate exchange", w.name)
+		p.wait(d, w, strategy, shared)
+		return
+	}
+	p.exchange(d, entry.Exchange)
+	p.bind(entry)
+	route := topology.Route{Exchange: entry.Exchange, RoutingKey: key, Delay: w.delay, Hops: 1}
+	p.step(d, w, route, strategy, shared)
+}
+
+// shared reads a direct exchange by which the messages of any queue return, each by its key.
+func (d *derivation) shared(exchange string, waits []*waitQueue) {
+	keys := map[string]string{} // by queue; the queue's own name before other keys
+	for _, b := range d.from[exchange] {
+		if key, set := keys[b.Queue]; b.Queue != "" && (!set || key != b.Queue) {
+			keys[b.Queue] = b.RoutingKey
+		}
+	}
+	if !d.bound(exchange, waits, len(keys)) {
+		return
+	}
+	for _, name := range slices.Sorted(maps.Keys(keys)) {
+		_, p := d.main(name)
+		p.back(d, exchange)
+		p.returns("through exchange %q", exchange)
+		p.bind(topology.Binding{Exchange: exchange, RoutingKey: keys[name], Queue: name})
+		for _, w := range waits {
+			d.enter(p, w, keys[name], Shared, len(keys) > 1)
+		}
+	}
+}
+
+// bound reports whether queues are bound to the exchange that messages return through. Otherwise
+// its wait queues lead to none.
+func (d *derivation) bound(exchange string, waits []*waitQueue, queues int) bool {
+	for _, w := range waits {
+		d.placed[w.name] = true
+		if queues == 0 {
+			d.orphan(w, "", "no queue that its messages could return to is bound to exchange %q, where "+
+				"they go", exchange)
+		}
+	}
+	return queues > 0
+}
+
+// via reads a headers exchange by which messages return to their queue, or through exchanges of
+// the user.
+func (d *derivation) via(exchange string, waits []*waitQueue) {
+	own, anchors := map[string]topology.Binding{}, map[string][]topology.Binding{}
+	for _, b := range d.from[exchange] {
+		switch {
+		case b.Queue != "" && b.Header == header.Queue && b.Value == b.Queue:
+			own[b.Queue] = b
+		case b.ToExchange != "" && b.Header == keys.Via:
+			for _, behind := range d.from[b.ToExchange] {
+				anchors[behind.Queue] = append(anchors[behind.Queue], b)
+			}
+		}
+	}
+	if !d.bound(exchange, waits, len(own)) {
+		return
+	}
+	names := slices.Sorted(maps.Keys(own))
+	owners, byOwner := d.owners(exchange, waits, own), map[string][]*waitQueue{}
+	for _, w := range waits {
+		name := owners[w.name].queue
+		byOwner[name] = append(byOwner[name], w)
+	}
+	for _, name := range names {
+		m, p := d.main(name)
+		p.back(d, exchange)
+		p.bind(own[name])
+		for _, anchor := range anchors[name] {
+			p.bind(anchor)
+			p.exchange(d, anchor.ToExchange)
+			for _, b := range d.from[anchor.ToExchange] {
+				if b.Queue == name {
+					p.bind(b)
+				}
+			}
+			p.through(d.alternate(anchor.ToExchange), exchange)
+		}
+		if len(anchors[name]) == 0 {
+			p.returns("through exchange %q", exchange)
+			d.tell(name, "no exchange leads retries of queue %q, which return through %q, to another "+
+				"exchange: its plan has no Via", name, exchange)
+		}
+		for _, w := range byOwner[name] {
+			d.enter(p, w, name, owners[w.name].strategy, false)
+		}
+		for _, w := range byOwner[""] {
+			strategy := owners[w.name].strategy
+			d.enter(p, w, name, strategy, len(own) > 1)
+			if strategy == Unknown && len(own) > 1 {
+				d.tell(m.Name, "wait queue %q leads by exchange %q to %d queues, and its name is not of a "+
+					"strategy: only the headers of its messages say whether queue %q uses it",
+					w.name, exchange, len(own), name)
+			}
+		}
+	}
+}
+
+type owner struct {
+	queue    string // empty for all
+	strategy Strategy
+}
+
+// owners says for each wait queue before a headers exchange which queue uses it. PerQueue and
+// Shared differ in the names alone there, so a name must be of one strategy and of no other.
+func (d *derivation) owners(
+	exchange string, waits []*waitQueue, own map[string]topology.Binding,
+) map[string]owner {
+	prefix, named := strings.CutSuffix(exchange, ".via")
+	if !named { // of an earlier version: <prefix>.return.<exchange of the user>
+		prefix, _ = strings.CutSuffix(d.alternate(exchange), ".stranded")
+	}
+	found := map[string]owner{}
+	for _, w := range waits {
+		o, ambiguous := owner{strategy: Unknown}, false
+		if prefix != "" && strings.HasPrefix(w.name, prefix+".wait."+audit.DelayText(w.delay)) {
+			o.strategy = Shared
+		}
+		for i := range w.name {
+			queue := w.name[:i]
+			_, bound := own[queue]
+			if !bound || !strings.HasPrefix(w.name[i:], ".wait."+audit.DelayText(w.delay)+".") {
+				continue
+			}
+			if o.strategy != Unknown {
+				ambiguous = true
+			}
+			o = owner{queue: queue, strategy: PerQueue}
+		}
+		if ambiguous {
+			o = owner{strategy: Unknown}
+		}
+		if len(own) == 1 && o.queue == "" && o.strategy == Unknown {
+			for name := range own {
+				o.queue = name
+			}
+		}
+		found[w.name] = o
+	}
+	return found
+}
+
+// strandedAlone finds stranded queues whose wait queues are gone: a queue that keeps messages
+// behind a fanout exchange of the same name, which is its own alternate exchange.
+func (d *derivation) strandedAlone() {
+	for name, e := range d.exchanges {
+		if e.Kind != "fanout" || d.alternate(name) != name {
+			continue
+		}
+		for _, b := range d.from[name] {
+			if b.Queue == name && b.RoutingKey == "" && keepsAlone(d.queues[name]) {
+				d.stranded[name] = true
+			}
+		}
+	}
+}
+
+// lineSuffix is behind the name of the main queue in the name of its line.
+const lineSuffix = ".line"
+
+// isLine reports whether a queue has the arguments of a line. A dead-letter queue has no single
+// active consumer.
+func isLine(q queue) bool {
+	return keepsAlone(q) && q.arguments["x-single-active-consumer"] == true
+}
+
+// lines finds the lines of queues that are handled in order, by name and arguments.
+func (d *derivation) lines() {
+	for _, name := range slices.Sorted(maps.Keys(d.queues)) {
+		of, named := strings.CutSuffix(name, lineSuffix)
+		if !named || of == "" || !isLine(d.queues[name]) {
+			continue
+		}
+		if _, there := d.queues[of]; !there {
+			d.tell("", "queue %q has the name and the arguments of the line of queue %q, which does not "+
+				"exist: its messages wait until the queue and its service are back", name, of)
+			continue
+		}
+		m, _ := d.main(of)
+		line := d.counts(name)
+		m.Line, m.Plan.Line = &line, name
+	}
+}
+
+// parts puts the plan of a main queue together.
+type parts struct {
+	main     *Main
+	has      map[any]bool
+	keeps    []topology.Queue
+	vias     map[string][]string // the exchanges of the user, by the exchange of the plan
+	attempts map[string]int      // by wait queue
+	levels   []topology.LevelRoutes
+	ways     map[string]bool // how messages return, in words
+}
+
+// main returns the main queue of this name, and begins it.
+func (d *derivation) main(name string) (*Main, *parts) {
+	p := d.parts[name]
+	if p == nil {
+		m := &Main{Queue: d.counts(name), Plan: topology.Plan{Queue: name}}
+		p = &parts{
+			main: m, has: map[any]bool{}, vias: map[string][]string{},
+			attempts: map[string]int{}, ways: map[string]bool{},
+		}
+		d.mains[name], d.parts[name] = m, p
+	}
+	return p.main, p
+}
+
+type exchangeName string
+
+// exchange adds an exchange as the broker has it.
+func (p *parts) exchange(d *derivation, name string) {
+	if p.has[exchangeName(name)] {
+		return
+	}
+	p.has[exchangeName(name)] = true
+	e := d.exchanges[name]
+	p.main.Plan.Exchanges = append(p.main.Plan.Exchanges, topology.Exchange{
+		Name: name, Kind: e.Kind, AutoDelete: e.AutoDelete, Arguments: d.tableOf(exchangeName(name)),
+	})
+}
+
+func (p *parts) bind(b topology.Binding) {
+	if !p.has[b] {
+		p.has[b] = true
+		p.main.Plan.Bindings = append(p.main.Plan.Bindings, b)
+	}
+}
+
+// wait adds a wait queue.
+func (p *parts) wait(d *derivation, w *waitQueue, strategy Strategy, shared bool) {
+	if p.has[w.name] {
+		return
+	}
+	p.has[w.name] = true
+	p.main.Waits = append(p.main.Waits, Wait{d.waitCounts(w), strategy, shared})
+	p.main.Plan.Queues = append(p.main.Plan.Queues, topology.Queue{
+		Name: w.name, Delay: w.delay, Arguments: d.tableOf(w.name),
+	})
+}
+
+// step adds a wait queue and the route into it.
+func (p *parts) step(
+	d *derivation, w *waitQueue, route topology.Route, strategy Strategy, shared bool,
+) {
+	p.attempts[w.name] = route.Attempt
+	p.wait(d, w, strategy, shared)
+	p.main.Plan.WaitSteps = append(p.main.Plan.WaitSteps, route)
+}
+
+// keep adds a queue that keeps messages.
+func (p *parts) keep(d *derivation, name string) {
+	if !p.has[name] {
+		p.has[name] = true
+		p.keeps = append(p.keeps, topology.Queue{Name: name, Arguments: d.tableOf(name), Adopt: true})
+	}
+}
+
+// back adds an exchange that messages return through, and the stranded queue behind it.
+func (p *parts) back(d *derivation, exchange string) {
+	p.exchange(d, exchange)
+	stranded := d.alternate(exchange)
+	if _, there := d.exchanges[stranded]; !there || stranded == exchange {
+		return
+	}
+	p.exchange(d, stranded)
+	for _, b := range d.from[stranded] {
+		if b.Queue == "" {
+			continue
+		}
+		p.bind(b)
+		p.keep(d, b.Queue)
+		d.stranded[b.Queue] = true
+		if !slices.Contains(p.main.Stranded, b.Queue) {
+			p.main.Stranded = append(p.main.Stranded, b.Queue)
+		}
+	}
+}
+
+func (p *parts) returns(way string, args ...any) { p.ways[fmt.Sprintf(way, args...)] = true }
+
+// through adds an exchange of the user that messages return through. The exchanges of an earlier
+// version, of which each belongs to one exchange of the user, make no Via.
+func (p *parts) through(exchange, through string) {
+	if !strings.HasSuffix(through, ".via") {
+		p.returns("through exchanges %q and %q, as in an earlier version", exchange, through)
+		p.main.Vias = append(p.main.Vias, exchange)
+		return
+	}
+	p.returns("through exchange %q and exchanges of yours", through)
+	if !slices.Contains(p.vias[through], exchange) {
+		p.vias[through] = append(p.vias[through], exchange)
+	}
+}
+
+// finish orders the plan as a strategy does.
+func (p *parts) finish(d *derivation) {
+	m := p.main
+	byDelay := func(a, b topology.Route) int {
+		return cmp.Or(cmp.Compare(a.Delay, b.Delay), cmp.Compare(a.Attempt, b.Attempt))
+	}
+	slices.SortStableFunc(m.Plan.WaitSteps, byDelay)
+	slices.SortStableFunc(m.Waits, func(a, b Wait) int {
+		return cmp.Or(cmp.Compare(a.Delay, b.Delay), cmp.Compare(p.attempts[a.Name], p.attempts[b.Name]))
+	})
+	slices.SortStableFunc(m.Plan.Queues, func(a, b topology.Queue) int {
+		return cmp.Or(cmp.Compare(a.Delay, b.Delay), cmp.Compare(p.attempts[a.Name], p.attempts[b.Name]))
+	})
+	m.Plan.Queues = append(m.Plan.Queues, p.keeps...)
+	if m.Line != nil {
+		m.Plan.Queues = append(m.Plan.Queues, topology.Queue{
+			Name: m.Line.Name, Arguments: d.tableOf(m.Line.Name),
+		})
+	}
+	for through, exchanges := range p.vias {
+		slices.Sort(exchanges)
+		if len(p.ways) == 1 {
+			m.Plan.Via = &topology.Via{Exchanges: exchanges, Through: through}
+		}
+		m.Vias = append(m.Vias, exchanges...)
+	}
+	slices.Sort(m.Vias)
+	m.Vias = slices.Compact(m.Vias)
+	if len(p.vias) > 0 && len(p.ways) > 1 {
+		d.tell(m.Name, "retries of queue %q return by %d ways, of which a plan has one, so that its "+
+			"plan has no Via: %s", m.Name, len(p.ways), strings.Join(slices.Sorted(maps.Keys(p.ways)), "; "))
+	}
+	switch len(p.levels) {
+	case 0:
+	case 1:
+		m.Plan.Levels = &p.levels[0]
+	default:
+		d.tell(m.Name, "%d sets of levels lead to queue %q, and the broker does not show which its "+
+			"service uses: the plan has the wait queues of all", len(p.levels), m.Name)
+	}
+	m.PlanErr = topology.ValidatePlan(m.Plan)
+}
+
+// tableOf returns the arguments of a queue, or of an exchange by its exchangeName. All plans have
+// the same table, which must not be written to.
+func (d *derivation) tableOf(name any) amqp.Table {
+	if t, ok := d.tables[name]; ok {
+		return t
+	}
+	var t amqp.Table
+	switch name := name.(type) {
+	case string:
+		t = table(d.queues[name].arguments)
+	case exchangeName:
+		t = table(d.exchanges[string(name)].Arguments)
+	}
+	d.tables[name] = t
+	return t
+}
+
+// chain is the levels of topology.Levels behind one entry exchange.
+type chain struct {
+	waits     []*waitQueue // level 0 first
+	exchanges []string     // of the levels but the highest
+	bindings  []topology.Binding
+	enter     string
+}
+
+// levels reads a topic exchange by which messages return to the queues that are bound by #.<word>.
+// through has all wait queues by the exchange that they lead to.
+func (d *derivation) levels(
+	exchange string, waits []*waitQueue, through map[string][]*waitQueue,
+) {
+	words := map[string]topology.Binding{}
+	for _, b := range d.from[exchange] {
+		switch {
+		case b.ToExchange != "":
+			return // a level, which chain follows
+		case strings.HasPrefix(b.RoutingKey, "#."):
+			words[b.Queue] = b
+		}
+	}
+	for _, w := range waits {
+		c := d.chain(exchange, w, through)
+		if !d.bound(exchange, c.waits, len(words)) {
+			continue
+		}
+		for _, name := range slices.Sorted(maps.Keys(words)) {
+			d.level(name, exchange, words[name], c, len(words) > 1)
+		}
+	}
+}
+
+// chain follows the levels upwards from level 0.
+func (d *derivation) chain(back string, w *waitQueue, through map[string][]*waitQueue) chain {
+	c := chain{waits: []*waitQueue{w}}
+	below, bits := back, ""
+	for w != nil {
+		var level string
+		for _, b := range d.into[w.name] {
+			down := topology.Binding{Exchange: b.Exchange, RoutingKey: bits + "0.#", ToExchange: below}
+			switch {
+			case b.RoutingKey == bits+"1.*":
+				c.enter = b.Exchange
+				c.bindings = append(c.bindings, b)
+			case b.RoutingKey == bits+"1.#" && slices.Contains(d.from[b.Exchange], down):
+				level = b.Exchange
+				c.exchanges = append(c.exchanges, level)
+				c.bindings = append(c.bindings, b, down)
+			}
+		}
+		delay := 2 * w.delay
+		w = nil
+		for _, next := range through[level] {
+			if level != "" && next.delay == delay {
+				w = next
+				c.waits = append(c.waits, w)
+			}
+		}
+		below, bits = level, bits+"*."
+	}
+	return c
+}
+
+// level adds a chain to the plan of a main queue.
+func (d *derivation) level(
+	name, back string, end topology.Binding, c chain, shared bool,
+) {
+	_, p := d.main(name)
+	p.back(d, back)
+	p.returns("through exchange %q", back)
+	p.bind(end)
+	for _, exchange := range c.exchanges {
+		p.exchange(d, exchange)
+	}
+	for _, b := range c.bindings {
+		p.bind(b)
+	}
+	if c.enter == "" {
+		d.tell(p.main.Name, "no exchange that leads into wait queue %q was found: it is looked for "+
+			"among the exchanges that name themselves as alternate exchange", c.waits[0].name)
+		for _, w := range c.waits {
+			p.wait(d, w, Levels, shared)
+		}
+		return
+	}
+	p.exchange(d, c.enter)
+	routes := topology.LevelRoutes{
+		Exchange: c.enter, Destination: strings.TrimPrefix(end.RoutingKey, "#."),
+		Resolution: c.waits[0].delay, Levels: len(c.waits), Tolerance: defaultTolerance,
+	}
+	p.levels = append(p.levels, routes)
+	for _, w := range c.waits {
+		p.step(d, w, routeOf(routes, w.delay), Levels, shared)
+	}
+}
+
+// defaultTolerance of topology.Levels.
+const defaultTolerance = 0.01
+
+// routeOf returns the route of one level.
+func routeOf(routes topology.LevelRoutes, delay time.Duration) topology.Route {
+	plan := topology.Plan{Levels: &routes}
+	route, _ := plan.Route(topology.Retry{Delay: delay}) // levels always have a route
+	return route
+}
+
+// dead finds the queues that keep dead letters. millpond publishes a dead letter to a queue by its
+// name, so that no argument and no binding shows which one.
+func (d *derivation) dead() {
+	for _, name := range slices.Sorted(maps.Keys(d.mains)) {
+		usual := name + ".dlq"
+		if _, there := d.queues[usual]; there && d.byName[usual] == nil && d.mains[usual] == nil {
+			d.parts[name].deadQueue(d, usual, ByName)
+		}
+		d.deadByBroker(name)
+	}
+	d.unclaimed = map[string]bool{}
+	for name, q := range d.queues {
+		if keepsAlone(q) && q.consumers <= 0 && d.mains[name] == nil && !d.stranded[name] && !isLine(q) {
+			d.unclaimed[name] = true
+		}
+	}
+	for _, m := range d.mains {
+		for _, dead := range m.Dead {
+			delete(d.unclaimed, dead.Name)
+		}
+	}
+	d.strandedByName = map[string]bool{}
+	for name := range d.unclaimed {
+		if strings.HasSuffix(name, ".stranded") {
+			d.strandedByName[name] = true
+			delete(d.unclaimed, name)
+		}
+	}
+}
+
+// deadQueue adds the queue that dead letters are published to.
+func (p *parts) deadQueue(d *derivation, name string, evidence Evidence) {
+	p.main.Dead = append(p.main.Dead, Dead{Queue: d.counts(name), Evidence: evidence})
+	p.main.Plan.Dead = topology.Route{RoutingKey: name}
+	p.keep(d, name)
+}
+
+// deadByBroker adds the queues that get the messages of a main queue that the broker itself
+// dead-letters.
+func (d *derivation) deadByBroker(name string) {
+	q := d.queues[name]
+	evidence := ByArgument
+	exchange, leads := q.arguments["x-dead-letter-exchange"].(string)
+	key, fixed := q.arguments["x-dead-letter-routing-key"].(string)
+	if set := d.manager.Policies(); set != nil {
+		applied := set.Of(name, string(q.kind))
+		policy := applied.Definition()
+		if to, set := policy["dead-letter-exchange"].(string); set && !leads {
+			exchange, leads, evidence = to, true, ByPolicy
+		}
+		if to, set := policy["dead-letter-routing-key"].(string); set && !fixed {
+			key, fixed = to, true
+		}
+	}
+	if !leads {
+		return
+	}
+	const about = "messages of queue %q that the broker dead-letters go to %s"
+	var to []string
+	kind := d.exchanges[exchange].Kind
+	_, there := d.exchanges[exchange]
+	switch {
+	case exchange == "" && !fixed:
+		return // back into the queue
+	case exchange == "":
+		if _, there := d.queues[key]; !there {
+			d.tell(name, about+", which does not exist", name, fmt.Sprintf("queue %q", key))
+			return
+		}
+		to = []string{key}
+	case !there:
+		d.tell(name, about+", which does not exist", name, fmt.Sprintf("exchange %q", exchange))
+		return
+	case kind == "fanout" || kind == "direct" && fixed:
+		bindings, _ := d.manager.Bindings(exchange)
+		for _, b := range bindings {
+			if b.DestinationType == "queue" && (kind == "fanout" || b.RoutingKey == key) {
+				to = append(to, b.Destination)
+			}
+		}
+	default:
+		d.tell(name, about+", and their routing keys decide in which queue they are", name,
+			fmt.Sprintf("exchange %q", exchange))
+		return
+	}
+	m := d.mains[name]
+	for _, queue := range to {
+		known := func(dead Dead) bool { return dead.Name == queue }
+		if queue != name && !slices.ContainsFunc(m.Dead, known) {
+			m.Dead = append(m.Dead, Dead{Queue: d.counts(queue), Evidence: evidence})
+		}
+	}
+}
+
+// peek looks at the oldest message of each queue that keeps messages.
+func (d *derivation) peek(ctx context.Context, o *Operator) error {
+	owners := map[string]*Main{} // by dead-letter queue, where a name alone tells
+	queues := maps.Clone(d.stranded)
+	maps.Copy(queues, d.unclaimed)
+	maps.Copy(queues, d.strandedByName)
+	for _, m := range d.mains {
+		for _, dead := range m.Dead {
+			queues[dead.Name] = true
+			if dead.Evidence == ByName {
+				owners[dead.Name] = m
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(queues)) {
+		if q := d.queues[name]; q.total == 0 || q.consumers > 0 || d.mains[name] != nil {
+			continue
+		}
+		messages, err := o.Peek(ctx, name, 1)
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil:
+			d.tell("", "the oldest message of queue %q could not be looked at: %v", name, err)
+			continue
+		case len(messages) == 0:
+			continue
+		}
+		l := newLetter(messages[0], 1)
+		if d.oldest[name] = l.DeadAt; l.DeadAt.IsZero() {
+			d.oldest[name], _ = lastDeath(&messages[0])["time"].(time.Time)
+		}
+		if _, state := header.ParseDead(textOf(&messages[0])); state.Reason != "" {
+			d.proven(name, l.Queue, owners[name])
+		}
+	}
+	return nil
+}
+
+// proven notes that a queue keeps a dead letter of a main queue. byName is the main queue whose
+// letters the queue keeps by its name.
+func (d *derivation) proven(name, queue string, byName *Main) {
+	p := d.parts[queue]
+	switch {
+	case byName != nil && byName.Name == queue:
+		byName.Dead[0].Evidence = ByLetter
+	case byName != nil:
+		d.tell(byName.Name, "the oldest message of queue %q is a dead letter of queue %q and not of "+
+			"queue %q", name, queue, byName.Name)
+	case !d.unclaimed[name] && !d.strandedByName[name] || p == nil:
+	case isNowhere(p.main.Plan.Dead):
+		d.claim(name)
+		p.deadQueue(d, name, ByLetter)
+	default:
+		d.claim(name)
+		p.main.Dead = append(p.main.Dead, Dead{Queue: d.counts(name), Evidence: ByLetter})
+		d.tell(queue, "dead letters of queue %q are in queue %q and in queue %q: the plan has the first",
+			queue, p.main.Plan.Dead.RoutingKey, name)
+	}
+}
+
+// claim notes that a queue belongs to a main queue.
+func (d *derivation) claim(name string) {
+	delete(d.unclaimed, name)
+	delete(d.strandedByName, name)
+}
+
+// WithDead returns the plan of a main queue with another dead-letter queue, which the broker does
+// not show as its dead-letter queue. The queue has the broker's arguments if a strategy declares
+// such a queue. Otherwise it has none, as a queue of the user. An error names a queue that was not
+// in the vhost when View looked, or that cannot keep dead letters.
+// The plan is not validated: see topology.ValidatePlan.
+func (v View) WithDead(main Main, queue string) (topology.Plan, error) {
+	arguments, there := v.queues[queue]
+	named := func(w Wait) bool { return w.Name == queue }
+	waits := slices.ContainsFunc(v.Orphans, func(o Orphan) bool { return named(o.Wait) })
+	for _, m := range v.Mains {
+		waits = waits || slices.ContainsFunc(m.Waits, named)
+	}
+	switch {
+	case !there:
+		return topology.Plan{}, fmt.Errorf("vhost %q has no queue %q that could keep the dead "+
+			"letters of queue %q", v.Vhost, queue, main.Name)
+	case queue == main.Name:
+		return topology.Plan{}, fmt.Errorf("queue %q cannot keep its own dead letters: name "+
+			"its dead-letter queue", queue)
+	case waits:
+		return topology.Plan{}, fmt.Errorf("queue %q is a wait queue and cannot keep the dead "+
+			"letters of queue %q: name its dead-letter queue", queue, main.Name)
+	}
+	plan := main.Plan
+	before := plan.Dead.RoutingKey
+	plan.Dead = topology.Route{RoutingKey: queue}
+	plan.Queues = slices.DeleteFunc(slices.Clone(plan.Queues), func(q topology.Queue) bool {
+		return q.Delay == 0 && (q.Name == before || q.Name == queue)
+	})
+	plan.Queues = append(plan.Queues, topology.Queue{
+		Name: queue, Arguments: table(arguments), Adopt: true,
+	})
+	return plan, nil
+}
+
+// result finishes the derivation.
+func (d *derivation) result() View {
+	v := View{
+		Vhost: d.vhost, Mains: []Main{}, Stranded: []Queue{}, Unclaimed: []Queue{}, Brakes: []string{},
+		Stopped: []header.BrakeState{},
+		Orphans: append([]Orphan{}, d.orphans...), Unclear: []Unclear{},
+	}
+	for _, name := range slices.Sorted(maps.Keys(d.mains)) {
+		m := d.mains[name]
+		d.parts[name].finish(d)
+		for i := range m.Dead {
+			m.Dead[i].Oldest = d.oldest[m.Dead[i].Name]
+		}
+		if isNowhere(m.Plan.Dead) {
+			d.tell(name, "the queue that keeps the dead letters of queue %q is unknown: there is no "+
+				"queue %q, and nothing shows another", name, name+".dlq")
+		}
+		d.sameDelay(m)
+		v.Mains = append(v.Mains, *m)
+	}
+	for _, name := range slices.Sorted(maps.Keys(d.strandedByName)) {
+		d.stranded[name] = true
+		d.tell("", "queue %q has the name and the arguments of a stranded queue, but no stranded "+
+			"exchange %q leads into it: only its name says that its messages are stranded",
+			name, name)
+	}
+	for _, name := range slices.Sorted(maps.Keys(d.stranded)) {
+		v.Stranded = append(v.Stranded, d.kept(name))
+	}
+	for _, name := range slices.Sorted(maps.Keys(d.unclaimed)) {
+		v.Unclaimed = append(v.Unclaimed, d.kept(name))
+	}
+	slices.SortFunc(v.Orphans, func(a, b Orphan) int { return strings.Compare(a.Name, b.Name) })
+	d.underPolicies()
+	v.Unclear = append(v.Unclear, d.unclear...)
+	slices.Sort(d.brakes)
+	v.Brakes = append(v.Brakes, slices.Compact(d.brakes)...)
+	if len(v.Mains) > 0 {
+		v.queues = d.forDead()
+	}
+	return v
+}
+
+// forDead returns the arguments of queues for WithDead. Queues that only keep share few different
+// arguments; the arguments of others would need much memory.
+func (d *derivation) forDead() map[string]management.Object {
+	queues := make(map[string]management.Object, len(d.queues))
+	for name, q := range d.queues {
+		queues[name] = nil
+		if keepsAlone(q) {
+			queues[name] = q.arguments
+		}
+	}
+	return queues
+}
+
+// kept returns a queue that keeps messages.
+func (d *derivation) kept(name string) Queue {
+	q := d.counts(name)
+	q.Oldest = d.oldest[name]
+	return q
+}
+
+// sameDelay names wait queues of one delay, of which one may be older than the other.
+func (d *derivation) sameDelay(m *Main) {
+	for i := 1; i < len(m.Waits); i++ {
+		a, b := m.Waits[i-1], m.Waits[i]
+		if a.Delay == b.Delay && !(a.Strategy == PerAttempt && b.Strategy == PerAttempt) {
+			d.tell(m.Name, "wait queues %q and %q of queue %q have the same delay: "+
+				"the broker does not show whether its service uses both", a.Name, b.Name, m.Name)
+		}
+	}
+}
+
+// underPolicies names policies under which wait queues do not do as their arguments say: a policy
+// that shortens their delay, or leads their messages elsewhere (F36).
+func (d *derivation) underPolicies() {
+	set := d.manager.Policies()
+	if set == nil || len(set.User)+len(set.Operator) == 0 {
+		return
+	}
+	under, unreadable := map[string][]string{}, map[string]string{}
+	for _, w := range d.waits {
+		applied := set.Of(w.name, string(d.queues[w.name].kind))
+		for _, r := range applied.Rules {
+			about := fmt.Sprintf("%s sets %s to %v", r.Source, r.Key, r.Value)
+			ttl, _ := audit.WholeNumber(r.Value)
+			switch {
+			case r.Key == "message-ttl" && ttl < w.delay.Milliseconds():
+				about += ", so that messages return earlier than the wait queue says"
+			case r.Key == "dead-letter-routing-key" && !w.fixed:
+				about += ", so that messages may return to another queue than the bindings show"
+			default:
+				continue
+			}
+			under[about] = append(under[about], w.name)
+		}
+		for _, r := range applied.Unreadable {
+			unreadable[r.Source] = r.Policy.Pattern
+		}
+	}
+	for _, about := range slices.Sorted(maps.Keys(under)) {
+		queues := under[about]
+		d.tell("", "%s: wait queue %q and %d others", about, queues[0], len(queues)-1)
+	}
+	for _, source := range slices.Sorted(maps.Keys(unreadable)) {
+		d.tell("", "whether %s applies to wait queues cannot be told: its pattern %q means nothing to "+
+			"Go's regexp", source, unreadable[source])
+	}
+}
+
+// isNowhere reports whether a route names neither an exchange nor a queue.
+func isNowhere(r topology.Route) bool { return r.Exchange == "" && r.RoutingKey == "" }
