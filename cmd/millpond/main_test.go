@@ -152,7 +152,7 @@ func (s *service) die() {
 
 func (s *service) publish(queue string, messages ...amqp.Publishing) {
 	s.t.Helper()
-	shop.Post(s.t, s.url, queue, messages...)
+	rig.Post(s.t, s.url, queue, messages...)
 }
 
 // golden compares with a file in testdata. Classic wait queues have longer names: without the end
@@ -481,9 +481,9 @@ func waitingByHand(t *testing.T, s *service) {
 	require.Equal(t, exitFound,
 		s.tool("waiting", "release", s.queue, "--policy", "1h", "--id", "z").code)
 	o = s.tool("waiting", "release", s.queue, "--policy", "1h", "--id", "b")
-	require.Equal(t, "released 1 message of 3 that wait\n", o.out, o.err)
+	require.Equal(t, "released 1 waiting message of 3\n", o.out, o.err)
 	o = s.tool("waiting", "cancel", s.queue, "--policy", "1h", "--all")
-	require.Equal(t, "cancelled 2 messages of 2 that wait\n", o.out, o.err)
+	require.Equal(t, "cancelled 2 waiting messages of 2\n", o.out, o.err)
 	o = s.tool("dead", "list", s.queue, "--reason", "cancelled")
 	require.Equal(t, 3, strings.Count(o.out, "\n"), o.out)
 }

@@ -39,19 +39,11 @@ func (s *service) editWith(script, answer string, args ...string) outcome {
 	return outcome{out.String(), errs.String(), code}
 }
 
-// take takes the messages out of a queue.
+// take takes the messages out of a queue, of which there are n.
 func (s *service) take(queue string, n int) []amqp.Delivery {
 	s.t.Helper()
-	rig.AwaitDepth(s.t, s.url, queue, n)
-	ch := testbroker.Channel(s.t, s.url)
-	var taken []amqp.Delivery
-	for len(taken) < n {
-		d, ok, err := ch.Get(queue, true)
-		require.NoError(s.t, err)
-		if ok {
-			taken = append(taken, d)
-		}
-	}
+	taken := rig.Drain(s.t, s.url, queue, n)
+	require.Len(s.t, taken, n)
 	return taken
 }
 
@@ -245,7 +237,7 @@ func patchChangesManyLetters(t *testing.T, s *service) {
 
 	o = s.editWith("", "y\n", args...)
 	require.Equal(t, exitFailed, o.code, "one stays: %s", o.err)
-	require.Contains(t, o.out, "replayed 2 dead letters of 3\n1 dead letter refused")
+	require.Contains(t, o.out, "replayed 2 dead letters of 3\n1 letter: refused")
 	require.Contains(t, o.err, `message "order-2" stays`)
 	require.Contains(t, o.err, "2 of 2 letters would be changed; 1 letter would stay")
 	for i, d := range s.take(s.queue, 2) {
@@ -290,9 +282,9 @@ func TestPatchKeepsNumbersAndOrder(t *testing.T) {
 func TestNothingIsTakenForAll(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ args, says string }{
-		{"dead replay q", "or pass --all for every letter"},
-		{"dead discard q --yes", "or pass --all for every letter"},
-		{"dead export q", "or pass --all for every letter"},
+		{"dead replay q", "or pass --all for every dead letter"},
+		{"dead discard q --yes", "or pass --all for every dead letter"},
+		{"dead export q", "or pass --all for every dead letter"},
 		{"dead replay q --all --reason x", "--all and --reason contradict"},
 		{"dead replay q --error=", "--error is empty"},
 		{"dead replay q --id=", "--id is empty"},

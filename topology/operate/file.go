@@ -13,34 +13,23 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// Export writes the dead letters that filter chooses to w, up to limit of them if it is not 0, each
-// a line of JSON that Import reads (see Encode), and returns their number. They stay in the queue.
-func (o *Operator) Export(
-	ctx context.Context, plan topology.Plan, filter Filter, limit int, w io.Writer,
-) (int, error) {
-	n, writeErr, err := export(w, o.Dead(ctx, plan, filter, limit))
-	if writeErr != nil {
-		err = fmt.Errorf("export dead letters of queue %q: %w", plan.Queue, writeErr)
-	}
-	return n, err
-}
-
-// export writes letters to w, up to the first error of them or of w.
-func export(w io.Writer, letters iter.Seq2[Letter, error]) (n int, writeErr, err error) {
+// Export writes letters, as Dead returns them, to w, each a line of JSON that Import reads (see
+// Encode), and returns their number. It ends with the first error of the letters or of w.
+func Export(w io.Writer, letters iter.Seq2[Letter, error]) (n int, err error) {
 	for l, err := range letters {
-		if err != nil {
-			return n, nil, err
+		var line []byte
+		if err == nil {
+			line, err = Encode(l.Delivery)
 		}
-		line, err := Encode(l.Delivery)
 		if err == nil {
 			_, err = w.Write(append(line, '\n'))
 		}
 		if err != nil {
-			return n, err, nil
+			return n, fmt.Errorf("export: %w", err)
 		}
 		n++
 	}
-	return n, nil, nil
+	return n, nil
 }
 
 // ImportOptions say where Import puts messages.

@@ -57,12 +57,9 @@ func TestAMessageIsDeadAgainAfterItsMark(t *testing.T) {
 	k, mark := killedAtTheMark(t)
 	k.serve(true)
 	require.Equal(t, mark, k.blocked("a", 1).Mark)
-	_, err := k.Replay(t.Context(), k.plan, operate.ReplayOptions{})
-	require.ErrorContains(t, err, "millpond order replay")
+	k.refuses()
 	k.mended.Store(true)
-	p, err := k.ReplayKey(t.Context(), k.plan, "a", operate.ReplayOptions{})
-	require.NoError(t, err)
-	require.Equal(t, 1, p.Done)
+	k.replays("a", 1)
 	k.ends("bad 1", "2")
 }
 
@@ -85,12 +82,9 @@ func TestTwoLettersOfOneMark(t *testing.T) {
 	k.serve(true)
 	k.send("a", "2")
 	k.blocked("a", 1)
-	_, err := k.Replay(t.Context(), k.plan, operate.ReplayOptions{})
-	require.ErrorContains(t, err, "millpond order replay")
+	k.refuses()
 	k.mended.Store(true)
-	p, err := k.ReplayKey(t.Context(), k.plan, "a", operate.ReplayOptions{})
-	require.NoError(t, err)
-	require.Equal(t, 2, p.Done)
+	k.replays("a", 2)
 	k.ends("bad 1", "bad 1", "2")
 }
 
@@ -155,7 +149,7 @@ func TestMoreBlockedKeysThanAnAnswerHas(t *testing.T) {
 			require.NoError(t, k.ReleaseKey(t.Context(), k.plan, last, mark))
 			require.ErrorIs(t, k.ReleaseKey(t.Context(), k.plan, last, mark), operate.ErrNotBlocked)
 			k.state("the others", func(s operate.OrderState) bool { return s.Messages == n-1 })
-			_, err = k.ReplayKey(t.Context(), k.plan, "key 1001", operate.ReplayOptions{})
+			_, err = k.ReplayKey(t.Context(), k.plan, "key 1001", operate.MoveOptions{})
 			require.ErrorContains(t, err, "neither in queue", "it is known to be blocked")
 		})
 	}
@@ -214,6 +208,6 @@ func TestAReleaseThatIsNotBelieved(t *testing.T) {
 	for range len(users) {
 		require.Equal(t, "guest", <-users)
 	}
-	_, err = k.ReplayKey(t.Context(), k.plan, "a", operate.ReplayOptions{})
+	_, err = k.ReplayKey(t.Context(), k.plan, "a", operate.MoveOptions{})
 	require.ErrorContains(t, err, text)
 }

@@ -337,7 +337,7 @@ func TestLettersThatAreNotBackAreMissed(t *testing.T) {
 					rig.DeleteQueue(t, b.url, queue)
 					declare(c.arguments)
 					if c.consumed {
-						_, err := b.ch.Consume(queue, "", true, false, false, false, nil)
+						_, err := testbroker.Channel(t, b.url).Consume(queue, "", true, false, false, false, nil)
 						require.NoError(t, err)
 					}
 				}

@@ -71,7 +71,7 @@ type action struct {
 	keys   []string // queues that no other action may use
 	cancel context.CancelCauseFunc
 	told   time.Time
-	noted  Progress
+	news   bool // of Progress, for the journal
 	result Rehearsal
 }
 
@@ -327,10 +327,10 @@ func (m *Manager) work(ctx context.Context, a *action) {
 func (m *Manager) noteProgress(a *action) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if a.noted == a.Progress {
+	if !a.news {
 		return
 	}
-	a.noted = a.Progress
+	a.news = false
 	if err := m.store.note(&a.Action); err != nil {
 		a.cancel(fmt.Errorf("the journal cannot be written: %w", err))
 	}
@@ -350,6 +350,7 @@ func (m *Manager) update(a *action, change func(*Progress)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	change(&a.Progress)
+	a.news = true
 	if time.Since(a.told) >= tellEvery {
 		a.told = time.Now()
 		m.tell()

@@ -166,7 +166,7 @@ func TestServerKilledInAReplay(t *testing.T) {
 	y.die(0, n, refused)
 	y.killed(job.Replay, 400, y.dead)
 	y.depth(y.dead, 0)
-	y.requireAll(n, 5*batch, bodies(y.drainAll(y.queue, n)))
+	y.requireAll(n, 5*batch, rig.Bodies(y.drain(y.queue, n)))
 
 	log, err := os.ReadFile(filepath.Join(y.folder, "audit.jsonl"))
 	require.NoError(t, err)
