@@ -17,8 +17,9 @@ import (
 )
 
 const (
-	// maxActions bounds the actions that have ended, in memory and in the journal. maxRehearsed
-	// bounds the rehearsals: each may be of an edit, which holds a text of up to maxEdited bytes.
+	// maxActions bounds the actions that have ended, in memory and at a start in the journal.
+	// maxRehearsed bounds the rehearsals: each may be of an edit, which holds a text of up to maxEdited
+	// bytes.
 	maxActions   = 200
 	maxRehearsed = 20
 	maxEdited    = 1 << 20
@@ -107,10 +108,10 @@ func (m *Manager) openStore() ([]Action, error) {
 	for i := range known {
 		if known[i].Active() {
 			known[i].State = StateInterrupted
-			err = errors.Join(err, s.audit("interrupted", known[i].Who, &known[i]))
+			err = errors.Join(err, s.audit("interrupted", known[i].Who, &known[i]), s.put(&known[i]))
 		}
 	}
-	if err = errors.Join(err, s.compact(known)); err != nil {
+	if err != nil {
 		_ = s.close()
 		return nil, err
 	}

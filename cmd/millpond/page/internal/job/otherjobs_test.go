@@ -71,9 +71,7 @@ func TestEditShowsTheDifferenceAndKeepsTheOriginal(t *testing.T) {
 		require.ErrorContains(t, err, says)
 	}
 
-	journal, err := os.ReadFile(filepath.Join(y.folder, "actions.jsonl"))
-	require.NoError(t, err)
-	require.NotContains(t, string(journal), "repaired")
+	require.NotContains(t, y.journal(), "repaired")
 }
 
 func TestDiscardedLettersAreInAFile(t *testing.T) {
@@ -175,13 +173,8 @@ func TestAnEndOfTheProcessInterrupts(t *testing.T) {
 	_, err := job.Open(job.Options{Operator: y.connected, Plan: y.planOf, Folder: y.folder})
 	require.ErrorIs(t, err, job.ErrLocked)
 	require.NoError(t, y.Close())
-	journal := filepath.Join(y.folder, "actions.jsonl")
-	f, err := os.OpenFile(journal, os.O_APPEND|os.O_WRONLY, 0o600)
-	require.NoError(t, err)
-	_, err = f.WriteString(`{"id":"cut o`)
-	require.NoError(t, err)
-	require.NoError(t, f.Close())
-
+	note := filepath.Join(y.folder, "actions", id+".json")
+	require.NoError(t, os.WriteFile(note+".new", []byte(`{"id":"cut o`), 0o600))
 	y.open()
 	a := y.Actions()[0]
 	require.Equal(t, id, a.ID)
@@ -192,9 +185,9 @@ func TestAnEndOfTheProcessInterrupts(t *testing.T) {
 	require.Contains(t, a.Outcome(), " of 100 or more")
 	require.NoError(t, y.Close())
 
-	require.NoError(t, os.WriteFile(journal, []byte("garbage\n{}\n"), 0o600))
+	require.NoError(t, os.WriteFile(note, []byte("garbage\n{}\n"), 0o600))
 	_, err = job.Open(job.Options{Operator: y.connected, Plan: y.planOf, Folder: y.folder})
-	require.ErrorContains(t, err, `line 1 of "actions.jsonl" is not a line of a journal`)
+	require.ErrorContains(t, err, "is no action: move the file away")
 	var none *json.SyntaxError
 	require.ErrorAs(t, err, &none)
 }

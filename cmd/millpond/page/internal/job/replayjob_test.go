@@ -176,7 +176,8 @@ func TestLettersThatAreDeadAgainAreNotResumed(t *testing.T) {
 	r := quick(operate.Filter{Error: refused})
 	r.Canary, r.StopAt, r.Watch = 4, 0.5, rig.Patience
 	h := y.rehearse(r)
-	failing, err := testbroker.Channel(t, y.url).Consume(y.queue, "failing", true, false, false, false, nil)
+	failing, err := testbroker.Channel(t, y.url).Consume(
+		y.queue, "failing", true, false, false, false, nil)
 	require.NoError(t, err)
 	y.confirm(h)
 	var canary []amqp.Delivery // all of it first: a ramp stops as soon as too many are dead again

@@ -133,9 +133,7 @@ func (y *yard) killed(kind job.Kind, after int, source string) {
 			break
 		}
 		kills++
-		before, err := os.ReadFile(filepath.Join(y.folder, "actions.jsonl"))
-		require.NoError(y.t, err)
-		require.NotContains(y.t, string(before), "body ")
+		require.NotContains(y.t, y.journal(), "body ")
 
 		// The page after a restart.
 		y.open()

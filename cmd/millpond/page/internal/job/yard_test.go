@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -178,6 +179,20 @@ func (y *yard) does(h job.Rehearsal, n int) job.Action {
 func (y *yard) holds(queue string, want ...string) {
 	y.t.Helper()
 	require.Equal(y.t, want, rig.Bodies(y.drain(queue, len(want))))
+}
+
+// journal is all text of the journal.
+func (y *yard) journal() (text string) {
+	y.t.Helper()
+	names, err := filepath.Glob(filepath.Join(y.folder, "actions", "*.json"))
+	require.NoError(y.t, err)
+	require.NotEmpty(y.t, names)
+	for _, name := range names {
+		data, err := os.ReadFile(name)
+		require.NoError(y.t, err)
+		text += string(data)
+	}
+	return text
 }
 
 // ended awaits the end of an action.
