@@ -248,30 +248,21 @@ func (a app) ask(otherwise, question string, args ...any) error {
 }
 
 func (a app) export(k kind) *cli.Command {
-	acting := k.acting
-	if k.stranded { // they are few
-		acting = func(more ...cli.Flag) []cli.Flag { return slices.Concat(k.flags, more) }
-	}
 	return &cli.Command{
 		Name:  "export",
 		Usage: "write " + k.one + "s as lines of JSON, lossless; they stay where they are",
-		Flags: acting(&cli.StringFlag{
+		Flags: k.acting(&cli.StringFlag{
 			Name: "file", Aliases: []string{"o"},
 			Usage: "write to `FILE`, which must not exist; the standard output without it",
 		}),
 		ArgsUsage: "[QUEUE…]", Description: k.about, ShellComplete: a.completeQueues,
 		Action: func(ctx context.Context, c *cli.Command) error {
 			return a.toFile(c, k.one, func(w io.Writer) (total int, err error) {
-				write := func(ctx context.Context, _ *cli.Command, l *letters) error {
+				err = a.onChosen(k, func(ctx context.Context, _ *cli.Command, l *letters) error {
 					n, err := operate.Export(w, l.all(ctx))
 					total += n
 					return err
-				}
-				if k.stranded {
-					err = k.on(write)(ctx, c)
-				} else {
-					err = a.onChosen(k, write)(ctx, c)
-				}
+				})(ctx, c)
 				return total, err
 			})
 		},

@@ -320,7 +320,7 @@ func TestStrandedMessageIsHostile(t *testing.T) {
 		"millpond-queue": evil, "millpond-failures": "1", "millpond-error": evil,
 	}})
 	for _, args := range [][]string{
-		{"list"}, {"show", evil}, {"return", "--all"}, {"list", "--json"}, {"export"},
+		{"list"}, {"show", evil}, {"return", "--all"}, {"list", "--json"}, {"export", "--all"},
 	} {
 		o := s.tool(append([]string{"stranded", "--prefix", s.queue}, args...)...)
 		require.NotContains(t, o.out+o.err, "\x1b", args)

@@ -3,7 +3,6 @@ package operate_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -396,21 +395,4 @@ func TestUntilEmptyEndedAtTheLimitOfOneRun(t *testing.T) {
 		require.Equal(t, 5, s.count())
 		b.depth(b.dead, 0)
 	})
-}
-
-// A look at a whole dead-letter queue.
-func BenchmarkRampLook(bench *testing.B) {
-	for _, kind := range types {
-		bench.Run(fmt.Sprint(kind), func(bench *testing.B) {
-			b := newBox(bench, kind)
-			b.die(10_000)
-			for bench.Loop() {
-				r, err := b.Ramp(bench.Context(), b.plan, operate.RampOptions{
-					MoveOptions: operate.MoveOptions{Filter: operate.Filter{Error: "none"}},
-				})
-				require.NoError(bench, err)
-				require.Zero(bench, r.Started)
-			}
-		})
-	}
 }
