@@ -174,7 +174,10 @@ func (a *action) count(
 	if a.Request.Key != "" || a.Request.Kind != Replay && a.Request.Kind != Edit {
 		options.DryRun = true
 		p, err := a.call(o)(ctx, options)
-		a.Count, found.Found, found.Target = p.Chosen-p.Refused, Progress{Progress: p}, a.plan.Queue
+		a.Count, found.Found = p.Chosen-p.Refused, Progress{Progress: p}
+		if a.Request.Key != "" {
+			found.Target = a.plan.Queue
+		}
 		for _, left := range p.Left {
 			a.Count -= left.Messages
 			note(left.Messages, fmt.Sprintf("stay, because their queue %q does not exist", left.Queue))
