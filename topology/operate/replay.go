@@ -24,7 +24,8 @@ import (
 )
 
 // MoveOptions say which messages a call moves, and how. The zero value moves all, as fast as the
-// broker takes them. An option that an action has no use for gives ErrInvalidOptions.
+// broker takes them. To, Named, MaxReplays, Edit, Originals and KeepIn give ErrInvalidOptions to a
+// call that has no use for them.
 type MoveOptions struct {
 	// Filter chooses the messages. Default: all.
 	Filter Filter
@@ -126,10 +127,7 @@ func (o *Operator) discard(
 ) (Progress, error) {
 	r := o.moving(plan, options)
 	r.source, r.read, r.become = queue, read, nil
-	err := r.checkPlain()
-	if err == nil && r.To != "" {
-		err = fmt.Errorf("%w: a message that is thrown away goes to no queue", ErrInvalidOptions)
-	}
+	err := r.checkPlain(false)
 	if err == nil {
 		err = r.run(ctx)
 	}
@@ -231,12 +229,19 @@ func (r *replay) check() (err error) {
 		return fmt.Errorf("%w: limit %d, rate %g, at most %d replays: none can be negative",
 			ErrInvalidOptions, r.Limit, r.Rate, r.MaxReplays)
 	}
+	if r.KeepIn != nil && r.become != nil {
+		return fmt.Errorf("%w: KeepIn is for messages that are thrown away", ErrInvalidOptions)
+	}
 	r.match, err = r.Filter.Matcher()
 	return err
 }
 
-// checkPlain is check for a call that does not replay dead letters.
-func (r *replay) checkPlain() error {
+// checkPlain is check for a call that does not replay dead letters. Only a return goes to another
+// queue.
+func (r *replay) checkPlain(returns bool) error {
+	if r.To != "" && !returns {
+		return fmt.Errorf("%w: only a replay and a return go to another queue", ErrInvalidOptions)
+	}
 	if r.Edit != nil || r.Named || r.Originals != "" || r.MaxReplays != 0 {
 		return fmt.Errorf("%w: Edit, Originals, Named and MaxReplays are for replays of dead letters",
 			ErrInvalidOptions)

@@ -134,6 +134,7 @@ func TestActionsOnDeadLetters(t *testing.T) {
 			to: "nowhere", o: options{Edit: repaired}, fails: topology.ErrUnroutable, dead: all,
 		},
 		"to itself":    {to: "dead", fails: operate.ErrInvalidOptions, dead: all},
+		"kept":         {o: options{KeepIn: full}, fails: operate.ErrInvalidOptions, dead: all},
 		"no rate":      {o: options{Rate: -1}, fails: operate.ErrInvalidOptions, dead: all},
 		"discard":      {discard: true, p: counts{Chosen: 8, Done: 8}},
 		"discard, dry": {discard: true, o: options{DryRun: true}, p: counts{Chosen: 8}, dead: all},

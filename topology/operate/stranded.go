@@ -97,7 +97,7 @@ func (o *Operator) ReturnStranded(
 ) (Progress, error) {
 	r := o.moving(topology.Plan{}, options)
 	r.source, r.read, r.without = queue, newStranded, map[string]int{}
-	err := r.checkPlain()
+	err := r.checkPlain(true)
 	if r.To == queue {
 		err = fmt.Errorf("%w: the messages are in queue %q already", ErrInvalidOptions, queue)
 	}

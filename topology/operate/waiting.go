@@ -196,10 +196,7 @@ func (o *Operator) takeOut(
 	r.become = func(_ context.Context, l Letter, _ int) (copied, error) {
 		return copied{Route: route, msg: change(&l.Delivery, plan.Queue)}, nil
 	}
-	err := r.checkPlain()
-	if r.To != "" {
-		err = fmt.Errorf("%w: a message that waits goes to no other queue", ErrInvalidOptions)
-	}
+	err := r.checkPlain(false)
 	if err == nil {
 		err = eachWaitQueue(plan, func(q topology.Queue) error {
 			var m *mover
