@@ -155,23 +155,33 @@ func TestMoreBlockedKeysThanAnAnswerHas(t *testing.T) {
 	}
 }
 
+// answers is a process that leads and answers all questions with a state. It returns the users who
+// have sent messages to the line.
+func (k *keyed) answers(state order.State) (users chan string) {
+	k.t.Helper()
+	ch := testbroker.Channel(k.t, k.url)
+	asked, err := ch.Consume(k.queue+".line", "", true, false, false, false, nil)
+	require.NoError(k.t, err)
+	answer, err := json.Marshal(state)
+	require.NoError(k.t, err)
+	users = make(chan string, 100)
+	go func() {
+		for d := range asked {
+			users <- d.UserId
+			_ = ch.Publish("", d.ReplyTo, false, false, amqp.Publishing{Body: answer})
+		}
+	}()
+	return users
+}
+
 // Given a process of an earlier version, which does not know that a key is asked for, then a key
 // that it may have left out is neither released nor taken for free.
 func TestAnEarlierVersionLeavesKeysOut(t *testing.T) {
 	t.Parallel()
 	k := newKeyed(t)
-	ch := testbroker.Channel(t, k.url)
-	asked, err := ch.Consume(k.queue+".line", "", true, false, false, false, nil)
-	require.NoError(t, err)
-	answer, err := json.Marshal(order.State{
+	k.answers(order.State{
 		Instance: "old", Others: 7, Keys: []order.KeyState{{Key: "told", Mark: "1-1"}},
 	})
-	require.NoError(t, err)
-	go func() {
-		for d := range asked {
-			_ = ch.Publish("", d.ReplyTo, false, false, amqp.Publishing{Body: answer})
-		}
-	}()
 	found, err := k.FindKey(t.Context(), k.plan, "told", "")
 	require.NoError(t, err)
 	require.Equal(t, "1-1", found.Mark)
@@ -187,27 +197,16 @@ func TestAnEarlierVersionLeavesKeysOut(t *testing.T) {
 func TestAReleaseThatIsNotBelieved(t *testing.T) {
 	t.Parallel()
 	k := newKeyed(t)
-	ch := testbroker.Channel(t, k.url)
-	asked, err := ch.Consume(k.queue+".line", "", true, false, false, false, nil)
-	require.NoError(t, err)
-	answer, err := json.Marshal(order.State{
+	users := k.answers(order.State{
 		Instance: "leader", Unbelieved: true, Named: true,
 		Keys: []order.KeyState{{Key: "a", Mark: "1-1"}},
 	})
-	require.NoError(t, err)
-	users := make(chan string, 100)
-	go func() {
-		for d := range asked {
-			users <- d.UserId
-			_ = ch.Publish("", d.ReplyTo, false, false, amqp.Publishing{Body: answer})
-		}
-	}()
 	const text = `the process that leads believes no release of user "guest"`
 	require.ErrorContains(t, k.ReleaseKey(t.Context(), k.plan, "a", "1-1"), text)
 	require.Len(t, users, 3, "two questions, and one release between them")
 	for range len(users) {
 		require.Equal(t, "guest", <-users)
 	}
-	_, err = k.ReplayKey(t.Context(), k.plan, "a", operate.MoveOptions{})
+	_, err := k.ReplayKey(t.Context(), k.plan, "a", operate.MoveOptions{})
 	require.ErrorContains(t, err, text)
 }
