@@ -278,40 +278,6 @@ func TestPatchKeepsNumbersAndOrder(t *testing.T) {
 	require.ErrorIs(t, err, errStays)
 }
 
-// Wrong flags, and everything without --all, are wrong use, said before the broker is asked.
-func TestNothingIsTakenForAll(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct{ args, says string }{
-		{"dead replay q", "or pass --all for every dead letter"},
-		{"dead discard q --yes", "or pass --all for every dead letter"},
-		{"dead export q", "or pass --all for every dead letter"},
-		{"dead replay q --all --reason x", "--all and --reason contradict"},
-		{"dead replay q --error=", "--error is empty"},
-		{"dead replay q --id=", "--id is empty"},
-		{"dead discard q --payload=", "--payload is empty"},
-		{"dead list q --payload=/(/", "--payload"},
-		{"dead list q --header=a", "--header"},
-		{"dead list q --limit 0", "--limit 0"},
-		{"dead list q --group", "group"},
-		{"dead replay q --edit x --limit 1", "leave out --limit"},
-		{"dead replay q --edit x --patch []", "leave out --patch"},
-		{"dead replay q --all --patch []", "has no operation"},
-		{"dead replay q --all --patch [{}]", "it is no JSON patch"},
-		{"dead replay q --all --patch [{\"op\":\"add\"}]", "it is no JSON patch"},
-		{"dead replay q --all --patch /none", "no such file"},
-		{"dead replay q --all --set-header x", "write name=value"},
-		{"dead replay q --all --set-header x:int64=y", "no value of type int64"},
-		{"dead replay q --all --set-header millpond-replays=1", "belongs to the library"},
-		{"dead replay q --all --set-header CC=x", "belongs to the library or to the broker"},
-		{"dead replay q --all --unset-header x-death", "belongs to the library or to the broker"},
-		{"dead replay q --all --set-header x=1 --unset-header x", "named twice"},
-	} {
-		o := toClosedPort(t, strings.Fields(c.args))
-		require.Equal(t, exitUsage, o.code, "%s: %s", c.args, o.err)
-		require.Contains(t, o.err, c.says, c.args)
-	}
-}
-
 // Given causes with control characters, then groups prints none of them, and its ID chooses the
 // letters of one group.
 func TestGroupsAreHarmlessAndChooseLetters(t *testing.T) {

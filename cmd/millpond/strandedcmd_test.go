@@ -265,45 +265,26 @@ func (s *vanishing) keyChanged(node *testbroker.Node) {
 	require.Empty(s.t, s.strayLines())
 }
 
-// A command that moves messages takes none without a filter. The stranded queue is no dead-letter
-// queue, and the text names the command for it. A prefix without a stranded queue is an error.
+// Queues are named where nothing lists them. The stranded queue is no dead-letter queue, and the
+// text names the command for it. A prefix without a stranded queue is an error.
 func TestStrandedCommandsRefuse(t *testing.T) {
 	t.Parallel()
 	s := newService(t, "classic")
+	const missing = `queue "orders.stranded" does not exist or cannot be reached: name the prefix`
 	for _, c := range []struct {
-		args []string
+		args string
 		code int
 		want string
 	}{
-		{[]string{"stranded", "return"}, exitUsage, "or pass --all for every stranded message"},
-		{[]string{"stranded", "discard", "--yes"}, exitUsage, "or pass --all for every stranded message"},
-		{[]string{"stranded", "return", "--all", "--error", "x"}, exitUsage, "--all and --error"},
-		{[]string{"stranded", "discard", "--all"}, exitUsage, "there is no terminal to ask on"},
-		{[]string{"stranded", "return", "--id", "#1"}, exitUsage, "no positions"},
-		{[]string{"stranded", "show"}, exitUsage, "takes the ID of one message"},
-		{[]string{"stranded", "return", "--all", "--rate", "x"}, exitUsage, "--rate"},
-		{
-			[]string{"dead", "list", s.queue, "--dlq", "millpond.stranded"},
-			exitUsage,
-			"with millpond stranded",
-		},
-		{
-			[]string{"dead", "replay", s.queue, "--all", "--dlq", "x.stranded", "--prefix", "x"},
-			exitUsage,
-			"with millpond stranded",
-		},
-		{
-			[]string{"stranded", "list", "--prefix", s.queue},
-			exitFailed,
-			`queue "orders.stranded" does not exist or cannot be reached: name the prefix`,
-		},
-		{
-			[]string{"stranded", "return", "--all", "--prefix", s.queue},
-			exitFailed,
-			`queue "orders.stranded" does not exist or cannot be reached: name the prefix`,
-		},
+		{"dead list", exitUsage, "name the queues"},
+		{"status", exitUsage, "name the queues"},
+		{"stranded discard --all", exitUsage, "there is no terminal to ask on"},
+		{"dead list Q --dlq millpond.stranded", exitUsage, "with millpond stranded"},
+		{"dead replay Q --all --dlq x.stranded --prefix x", exitUsage, "with millpond stranded"},
+		{"stranded list --prefix Q", exitFailed, missing},
+		{"stranded return --all --prefix Q", exitFailed, missing},
 	} {
-		o := s.tool(c.args...)
+		o := s.tool(strings.Fields(strings.ReplaceAll(c.args, "Q", s.queue))...)
 		require.Equal(t, c.code, o.code, "%v: %s%s", c.args, o.out, o.err)
 		require.Contains(t, o.err, c.want, c.args)
 		require.NotContains(t, o.out, "no such messages")
