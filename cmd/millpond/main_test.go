@@ -192,15 +192,16 @@ var columnGap = regexp.MustCompile(`(?m)(\S) {3,}`)
 func TestPlanIsPrinted(t *testing.T) {
 	t.Parallel()
 	for name, args := range map[string]string{
-		"plan":                  "plan orders --policy 1s,10s,100s",
-		"plan-json":             "plan orders --policy 1s --json",
-		"plan-shared":           "--strategy shared --type classic --prefix mill plan orders --policy 1s",
-		"plan-delayed":          "--strategy delayed plan orders --policy 5s",
-		"plan-native":           "--strategy native plan orders --policy 5s,10s,12s,12s",
-		"plan-inorder":          "--strategy inorder plan orders --policy 5s,1m",
-		"plan-perattempt":       "--strategy perattempt plan orders --policy 5s,5s,1m",
-		"plan-return-to":        "--return-to events plan orders --policy 1s",
-		"plan-return-to-two":    "--return-to events --return-to logs --strategy shared plan orders --policy 1s",
+		"plan":            "plan orders --policy 1s,10s,100s",
+		"plan-json":       "plan orders --policy 1s --json",
+		"plan-shared":     "--strategy shared --type classic --prefix mill plan orders --policy 1s",
+		"plan-delayed":    "--strategy delayed plan orders --policy 5s",
+		"plan-native":     "--strategy native plan orders --policy 5s,10s,12s,12s",
+		"plan-inorder":    "--strategy inorder plan orders --policy 5s,1m",
+		"plan-perattempt": "--strategy perattempt plan orders --policy 5s,5s,1m",
+		"plan-return-to":  "--return-to events plan orders --policy 1s",
+		"plan-return-to-two": "--return-to events --return-to logs --strategy shared plan orders " +
+			"--policy 1s",
 		"plan-definitions":      "plan --definitions --vhost shop --policy 1s,10s orders",
 		"plan-permissions":      "plan --permissions orders --policy 1s",
 		"plan-permissions-long": "plan --permissions orders --policy 1s,2s,3s,4s,5s,6s,7s,8s,9s",
