@@ -95,12 +95,41 @@ func (b *box) publish(queue string, messages ...amqp.Publishing) {
 // died is when message i of box.die became a dead letter.
 func died(i int) time.Time { return time.Date(2026, 3, 1, 12, 0, i, 0, time.UTC) }
 
-// die publishes n dead letters, as they come from a handler, with the bodies of numbered.
-func (b *box) die(n int, changes ...func(i int, notes *header.RetryState, m *amqp.Publishing)) {
+// change makes message i another one.
+type change = func(i int, notes *header.RetryState, m *amqp.Publishing)
+
+// failed publishes n messages that failed, with the bodies of numbered, and with their notes as
+// headers. Headers that a change sets stay.
+func (b *box) failed(
+	queue string, n int, headers func(header.RetryState, string) map[string]string,
+	changes ...change,
+) {
 	b.t.Helper()
 	messages := make([]amqp.Publishing, 0, n)
 	for i, body := range numbered(0, n) {
-		notes := header.RetryState{
+		notes := header.RetryState{}
+		m := amqp.Publishing{
+			MessageId: fmt.Sprint("order-", i), CorrelationId: "c", ContentType: "application/json",
+			Timestamp: died(0), Headers: amqp.Table{"tenant": int32(i % 3)}, Body: []byte(body),
+		}
+		for _, change := range changes {
+			change(i, &notes, &m)
+		}
+		for key, value := range headers(notes, b.queue) {
+			if _, changed := m.Headers[key]; !changed {
+				m.Headers[key] = value
+			}
+		}
+		messages = append(messages, m)
+	}
+	b.publish(queue, messages...)
+}
+
+// die publishes n dead letters, as they come from a handler.
+func (b *box) die(n int, changes ...change) {
+	b.t.Helper()
+	dead := func(i int, notes *header.RetryState, _ *amqp.Publishing) {
+		*notes = header.RetryState{
 			Failures: 3, Reason: header.ReasonExhausted, Error: "connection refused",
 			Class: header.ClassRetryable, Handler: "ship", DeadAt: died(i),
 			OriginExchange: "shop", OriginRoutingKey: "order.placed",
@@ -109,21 +138,8 @@ func (b *box) die(n int, changes ...func(i int, notes *header.RetryState, m *amq
 				Class: header.ClassRetryable, Reason: header.ReasonExhausted,
 			}},
 		}
-		m := amqp.Publishing{
-			MessageId: fmt.Sprint("order-", i), CorrelationId: "c", ContentType: "application/json",
-			Timestamp: died(0), Headers: amqp.Table{"tenant": int32(i % 3)}, Body: []byte(body),
-		}
-		for _, change := range changes {
-			change(i, &notes, &m)
-		}
-		for key, value := range notes.DeadHeaders(b.queue) {
-			if _, changed := m.Headers[key]; !changed {
-				m.Headers[key] = value
-			}
-		}
-		messages = append(messages, m)
 	}
-	b.publish(b.dead, messages...)
+	b.failed(b.dead, n, header.RetryState.DeadHeaders, append([]change{dead}, changes...)...)
 }
 
 // other declares a queue that the plan does not know.

@@ -22,13 +22,11 @@ import (
 // strandedAt is the time at which message i of box.strand was stranded.
 func strandedAt(i int) time.Time { return time.Date(2026, 3, 1, 13, 0, i, 0, time.UTC) }
 
-// strand publishes n messages of the box's queue to a queue, as the broker strands them, with the
-// bodies of numbered.
-func (b *box) strand(queue string, n int, changes ...func(i int, m *amqp.Publishing)) {
+// strand publishes n messages of the box's queue to a queue, as the broker strands them.
+func (b *box) strand(queue string, n int, changes ...change) {
 	b.t.Helper()
-	messages := make([]amqp.Publishing, 0, n)
-	for i, body := range numbered(0, n) {
-		state := header.RetryState{
+	stranded := func(i int, notes *header.RetryState, m *amqp.Publishing) {
+		*notes = header.RetryState{
 			Failures: 2, Error: "no stock", Class: header.ClassRetryable, Delay: time.Second,
 			OriginRoutingKey: "order.placed",
 			History: []header.AttemptError{
@@ -36,22 +34,12 @@ func (b *box) strand(queue string, n int, changes ...func(i int, m *amqp.Publish
 				{Attempt: 2, At: died(1), Handler: "ship", Error: "no stock", Class: header.ClassRetryable},
 			},
 		}
-		m := amqp.Publishing{
-			MessageId: fmt.Sprint("order-", i), CorrelationId: "c", Timestamp: died(0), Body: []byte(body),
-			Headers: amqp.Table{"tenant": int32(i % 3), "x-death": []any{amqp.Table{
-				"queue": "millpond.wait.1s", "reason": "expired", "time": strandedAt(i),
-				"routing-keys": []any{b.queue}, "exchange": "millpond.wait.1s", "count": int64(1),
-			}}},
-		}
-		for key, value := range state.Headers(b.queue) {
-			m.Headers[key] = value
-		}
-		for _, change := range changes {
-			change(i, &m)
-		}
-		messages = append(messages, m)
+		m.Headers["x-death"] = []any{amqp.Table{
+			"queue": "millpond.wait.1s", "reason": "expired", "time": strandedAt(i),
+			"routing-keys": []any{b.queue}, "exchange": "millpond.wait.1s", "count": int64(1),
+		}}
 	}
-	b.publish(queue, messages...)
+	b.failed(queue, n, header.RetryState.Headers, append([]change{stranded}, changes...)...)
 }
 
 // strandedQueue declares a queue for stranded messages.
@@ -90,7 +78,7 @@ func (b *box) returnStranded(queue string, options operate.MoveOptions) operate.
 func TestStrandedMessagesGoOnWithTheirRetryState(t *testing.T) {
 	forTypes(t, func(t *testing.T, b *box) {
 		stranded := b.strandedQueue()
-		b.strand(stranded, 3, func(i int, m *amqp.Publishing) {
+		b.strand(stranded, 3, func(i int, _ *header.RetryState, m *amqp.Publishing) {
 			m.Headers["CC"] = []any{}
 			m.Headers[header.DeadReason], m.Headers[header.DeadError] = "exhausted", "long ago"
 			m.Headers[header.Replays], m.Headers[keys.Priority] = "1", "9"
@@ -141,12 +129,12 @@ func TestReturnLeavesMessagesWhoseQueueIsGone(t *testing.T) {
 	forTypes(t, func(t *testing.T, b *box) {
 		stranded, gone := b.strandedQueue(), b.queue+".gone"
 		const n = 50
-		b.strand(stranded, n, func(i int, m *amqp.Publishing) {
+		b.strand(stranded, n, func(i int, _ *header.RetryState, m *amqp.Publishing) {
 			switch i % 5 {
 			case 1:
 				m.Headers[header.Queue] = gone
 			case 2:
-				delete(m.Headers, header.Queue)
+				m.Headers[header.Queue] = nil
 			case 3:
 				m.Headers[header.Queue] = strings.Repeat("x", 300) + "\x1b[31m" // no name that AMQP has
 			case 4:

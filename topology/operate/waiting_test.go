@@ -21,27 +21,19 @@ import (
 // is 9, lowered while they wait.
 func (b *box) wait(q topology.Queue, n int) {
 	b.t.Helper()
-	var all []amqp.Publishing
-	for i := range n {
-		notes := header.RetryState{
+	b.failed(q.Name, n, header.RetryState.Headers, func(
+		i int, notes *header.RetryState, m *amqp.Publishing,
+	) {
+		*notes = header.RetryState{
 			Failures: 1, Delay: q.Delay, Error: "connection refused", Class: header.ClassRetryable,
-			OriginRoutingKey: b.queue,
-			NotBefore:        time.Now().Add(24 * time.Hour),
+			OriginRoutingKey: b.queue, NotBefore: time.Now().Add(24 * time.Hour),
 			History: []header.AttemptError{
 				{Attempt: 1, At: time.Now(), Error: "connection refused"},
 			},
 		}
-		m := amqp.Publishing{
-			MessageId: fmt.Sprint(q.Delay, "-", i), Body: fmt.Append(nil, i), Priority: 4,
-			Headers: amqp.Table{"tenant": int32(7)},
-		}
-		m.Headers[keys.Priority] = "9"
-		for key, value := range notes.Headers(b.queue) {
-			m.Headers[key] = value
-		}
-		all = append(all, m)
-	}
-	b.publish(q.Name, all...)
+		m.MessageId, m.Body, m.Priority = fmt.Sprint(q.Delay, "-", i), fmt.Append(nil, i), 4
+		m.Headers = amqp.Table{"tenant": int32(7), keys.Priority: "9"}
+	})
 }
 
 // waitMinuteAndHour lets messages wait for a minute, and others for an hour.
