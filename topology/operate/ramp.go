@@ -517,7 +517,7 @@ func (r *ramp) lookDead(ctx context.Context) error {
 		return true
 	}
 	m := r.moves
-	if err := m.operator.list(ctx, m.plan, m.source, newLetter, Filter{}, 0, see); err != nil {
+	if err := m.operator.list(ctx, m.plan, m.source, -1, newLetter, Filter{}, 0, see); err != nil {
 		return err
 	}
 	r.letters, r.watch.left, r.spentLetters = w.letters, w.left, w.spentLetters

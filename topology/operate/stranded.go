@@ -44,7 +44,7 @@ func (o *Operator) Stranded(
 	return func(yield func(StrandedMessage, error) bool) {
 		err := o.withCauses(ctx, func(c *causes) error {
 			show := func(l Letter, _ error) bool { return yield(c.of(l), nil) }
-			return o.list(ctx, topology.Plan{}, queue, newStranded, filter, limit, show)
+			return o.list(ctx, topology.Plan{}, queue, -1, newStranded, filter, limit, show)
 		})
 		if err != nil {
 			yield(StrandedMessage{}, strandedError("look at", queue, err))
