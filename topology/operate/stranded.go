@@ -176,16 +176,9 @@ func strandedError(verb, queue string, err error) error {
 // newStranded reads a message of a stranded queue. It has the headers of a message that waits.
 // Headers of an earlier death say nothing about this one.
 func newStranded(d amqp.Delivery, position int) Letter {
-	d.Acknowledger = nil
 	get := textOf(&d)
 	queue, _ := get(header.Queue)
-	state := header.Parse(queue, get)
-	l := Letter{
-		ID: idOf(&d), Position: position, Queue: queue, Attempts: state.Failures, Error: state.Error,
-		Class: state.Class, Deadline: state.Deadline, DeadlineFrom: state.DeadlineFrom,
-		Replays: header.ParseReplays(get), History: state.History,
-		OriginExchange: state.OriginExchange, OriginRoutingKey: state.OriginRoutingKey, Delivery: d,
-	}
+	l := letterOf(d, position, queue, header.Parse(queue, get))
 	l.DeadAt, _ = lastDeath(&d)["time"].(time.Time)
 	if last := len(l.History) - 1; last >= 0 {
 		l.Handler = l.History[last].Handler
