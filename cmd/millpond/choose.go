@@ -147,9 +147,11 @@ func (a app) choose(ctx context.Context, l *letters, act func() error) error {
 	if err := act(); err != nil || l.limit > 0 {
 		return err
 	}
-	for _, n := range at.missing() {
-		err = notFound("letter #%d was %q, and it is no longer there: list queue %q again",
-			n, at.ids[n], l.plan.Dead.RoutingKey)
+	for _, n := range slices.Sorted(maps.Keys(at)) {
+		if !at[n].seen {
+			err = notFound("letter #%d was %q, and it is no longer there: list queue %q again",
+				n, at[n].id, l.plan.Dead.RoutingKey)
+		}
 	}
 	return err
 }
@@ -158,34 +160,21 @@ func (a app) choose(ctx context.Context, l *letters, act func() error) error {
 // message ids may be numbers, and a command must not move or discard another letter.
 var position = regexp.MustCompile(`^#[0-9]{1,9}$`)
 
-// places are letters by their positions.
-type places struct {
-	ids  map[int]string
-	seen map[int]bool
-}
-
-// missing returns the positions at which the letter was not found again.
-func (p *places) missing() []int {
-	var list []int
-	for n := range p.ids {
-		if !p.seen[n] {
-			list = append(list, n)
-		}
-	}
-	slices.Sort(list)
-	return list
+// place is a letter at a position, at the first look, and whether the second one has seen it there.
+type place struct {
+	id          string
+	there, seen bool
 }
 
 // byPosition looks at the queue and replaces the positions in the filter by the letters that are
 // there now. The command then takes a letter only where position and ID are still the same, because
 // the queue may change between the two looks.
-func (a app) byPosition(ctx context.Context, l *letters) (*places, error) {
-	at := &places{ids: map[int]string{}, seen: map[int]bool{}}
+func (a app) byPosition(ctx context.Context, l *letters) (at map[int]*place, err error) {
+	at = map[int]*place{}
 	ids := map[string]bool{}
-	wanted := map[int]bool{}
 	for _, text := range l.filter.IDs {
 		if n, err := strconv.Atoi(strings.TrimPrefix(text, "#")); err == nil && text[0] == '#' {
-			wanted[n] = true
+			at[n] = &place{}
 		} else {
 			ids[text] = true
 		}
@@ -195,21 +184,24 @@ func (a app) byPosition(ctx context.Context, l *letters) (*places, error) {
 		if err != nil {
 			return nil, err
 		}
-		if total = letter.Position; wanted[total] {
-			at.ids[total] = letter.ID
+		total = letter.Position
+		if p := at[total]; p != nil {
+			p.id, p.there = letter.ID, true
 		}
 	}
-	for _, n := range slices.Sorted(maps.Keys(wanted)) {
-		if _, exists := at.ids[n]; !exists {
+	for _, n := range slices.Sorted(maps.Keys(at)) {
+		if !at[n].there {
 			return nil, notFound("there is no letter #%d in queue %q, which holds %s",
 				n, l.plan.Dead.RoutingKey, plural(total, "letter"))
 		}
 	}
 	l.filter.IDs = nil
 	l.filter.Match = func(letter operate.Letter) bool {
-		id, placed := at.ids[letter.Position]
-		placed = placed && id == letter.ID
-		at.seen[letter.Position] = at.seen[letter.Position] || placed
+		p := at[letter.Position]
+		placed := p != nil && p.id == letter.ID
+		if placed {
+			p.seen = true
+		}
 		return placed || ids[letter.ID]
 	}
 	return at, nil
