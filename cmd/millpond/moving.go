@@ -204,7 +204,7 @@ func (a app) discard(k kind) *cli.Command {
 				count.DryRun = true
 				p, err := do(count)
 				if err == nil {
-					err = a.ask("nothing was thrown away", "Throw away %s of queue %q for good?",
+					err = a.ask(c, "nothing was thrown away", "Throw away %s of queue %q for good?",
 						plural(p.Chosen, k.one), l.from())
 				}
 				if err != nil {
@@ -234,8 +234,15 @@ func (a app) canAsk() error {
 		"pass --yes, or --dry-run to see how many there are")
 }
 
-// ask asks a question, and returns errRefused, with the consequence, unless the answer is yes.
-func (a app) ask(otherwise, question string, args ...any) error {
+// ask asks a question, unless --yes is given, and returns errRefused, with the consequence, unless
+// the answer is yes.
+func (a app) ask(c *cli.Command, otherwise, question string, args ...any) error {
+	if c.Bool("yes") {
+		return nil
+	}
+	if err := a.canAsk(); err != nil {
+		return err
+	}
 	fmt.Fprintf(a.err, question+" [y/N] ", args...)
 	answer, err := bufio.NewReader(a.in).ReadString('\n')
 	if err != nil && !errors.Is(err, io.EOF) {

@@ -208,17 +208,12 @@ func (a app) orderRelease() *cli.Command {
 				if c.Bool("dry-run") {
 					return a.released(c, plan, k, "would have released")
 				}
-				if !c.Bool("yes") {
-					if err := a.canAsk(); err != nil {
-						return err
-					}
-					if err := a.ask("nothing was released", "Let key %s of queue %s go on without dead letter "+
-						"%s? %s.", oneLine(k.Key), harmless(plan.Queue), oneLine(k.MessageID),
-						messagesWait(k.Waiting)); err != nil {
-						return err
-					}
+				err := a.ask(c, "nothing was released", "Let key %s of queue %s go on without dead letter "+
+					"%s? %s.", oneLine(k.Key), harmless(plan.Queue), oneLine(k.MessageID),
+					messagesWait(k.Waiting))
+				if err == nil {
+					err = s.operator.ReleaseKey(ctx, plan, k.Key, k.Mark)
 				}
-				err := s.operator.ReleaseKey(ctx, plan, k.Key, k.Mark)
 				switch {
 				case errors.Is(err, operate.ErrNotBlocked):
 					return notBlocked(plan, k)

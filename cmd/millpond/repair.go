@@ -85,12 +85,10 @@ func (a app) replayChanged(
 	moves := p.Chosen - p.Refused
 	fmt.Fprintf(a.err, "%d of %s would be changed; %s would stay\n", changed,
 		plural(moves, "letter"), plural(p.Refused, "letter"))
-	if !c.Bool("yes") {
-		err := a.ask("nothing was changed", "Replay %s of queue %q?", plural(moves, "dead letter"),
-			l.plan.Dead.RoutingKey)
-		if err != nil {
-			return err
-		}
+	err = a.ask(c, "nothing was changed", "Replay %s of queue %q?", plural(moves, "dead letter"),
+		l.plan.Dead.RoutingKey)
+	if err != nil {
+		return err
 	}
 	options.EditedBy = editor()
 	options.Edit = func(_ operate.Letter, msg *amqp.Publishing) error {
@@ -224,12 +222,10 @@ func (a app) editAndReplay(
 		_, err = fmt.Fprintln(a.out, "would have replayed 1 edited dead letter; nothing was changed")
 		return false, err
 	}
-	target := cmp.Or(c.String("to"), l.plan.Queue)
-	if !c.Bool("yes") {
-		err := a.ask("nothing was changed", "Replay the edited letter to queue %q?", target)
-		if err != nil {
-			return false, err
-		}
+	err = a.ask(c, "nothing was changed", "Replay the edited letter to queue %q?",
+		cmp.Or(c.String("to"), l.plan.Queue))
+	if err != nil {
+		return false, err
 	}
 	want, key := lettertext.Identity(letter.Delivery), operate.KeyOf(letter)
 	options := operate.MoveOptions{
