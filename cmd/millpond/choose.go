@@ -125,7 +125,7 @@ func flagNames(flags []cli.Flag) []string {
 	return names
 }
 
-// flags are the flags of a command that acts.
+// acting returns the flags of a command that acts: of the filter, others, and --all.
 func (k kind) acting(more ...cli.Flag) []cli.Flag {
 	return slices.Concat(k.flags, more, []cli.Flag{
 		&cli.BoolFlag{Name: "all", Usage: "every " + k.one + ", without a filter"},

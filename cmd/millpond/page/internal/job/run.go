@@ -2,6 +2,7 @@ package job
 
 import (
 	"context"
+	"errors"
 	"os"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -126,5 +127,8 @@ func (m *Manager) export(a *action) (*os.File, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	a.Export = f.Name()
-	return f, m.store.note(&a.Action)
+	if err := m.store.note(&a.Action); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
 }
