@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 )
 
@@ -33,10 +34,7 @@ func openStore(folder string) (s *store, known []Action, err error) {
 	if s.lock, err = lockFile(filepath.Join(folder, lockName)); err != nil {
 		return nil, nil, err
 	}
-	names, err := filepath.Glob(s.fileOf("*")) // sorted, and so by time
-	for old := len(names) - maxActions; err == nil && old > 0; old-- {
-		err, names = os.Remove(names[0]), names[1:]
-	}
+	names, err := filepath.Glob(s.fileOf("*"))
 	for _, name := range names {
 		var a Action
 		data, readErr := os.ReadFile(name)
@@ -47,6 +45,10 @@ func openStore(folder string) (s *store, known []Action, err error) {
 			err = errors.Join(err, fmt.Errorf("%q is no action: move the file away: %w", name, readErr))
 		}
 		known = append(known, a)
+	}
+	slices.SortFunc(known, func(a, b Action) int { return a.Rehearsed.Compare(b.Rehearsed) })
+	for old := len(known) - maxActions; err == nil && old > 0; old-- {
+		err, known = os.Remove(s.fileOf(known[0].ID)), known[1:]
 	}
 	if err == nil {
 		s.logs, err = openAppend(filepath.Join(folder, auditName))
