@@ -85,6 +85,7 @@ func TestLookingUnderAPolicyDeletesNothing(t *testing.T) {
 	known := policyKeys(t, node)
 	limit := func(key string) bool { return key == "delivery-limit" }
 	late := func(key string) bool { return strings.HasPrefix(key, "delayed-retry-") }
+	rest := func(key string) bool { return !limit(key) && !late(key) }
 	for _, c := range []struct {
 		vhost  string
 		kinds  []string
@@ -94,10 +95,7 @@ func TestLookingUnderAPolicyDeletesNothing(t *testing.T) {
 		{"user", []string{"policy"}, limit, types},
 		{"operator", []string{"operator policy"}, limit, types[:1]},
 		{"late", []string{"policy", "operator policy"}, late, types[:1]}, // of quorum queues alone
-		{
-			"rest", []string{"policy", "operator policy"},
-			func(key string) bool { return !limit(key) && !late(key) }, types,
-		},
+		{"rest", []string{"policy", "operator policy"}, rest, types},
 	} {
 		node.Grant(t, testbroker.Everything(c.vhost, "guest"))
 		for _, kind := range c.types {

@@ -87,8 +87,8 @@ func (v *visitor) act(form url.Values) (rehearsed answer, end string) {
 	return rehearsed, v.ends(rehearsed.Request.URL.RequestURI())
 }
 
-// Given a browser without a script, then a replay is rehearsed, confirmed by the person who has seen
-// it, seen by others, stopped, resumed, and there after a restart of the server.
+// Given a browser without a script, then a replay is rehearsed, confirmed by the person who has
+// seen it, seen by others, stopped, resumed, and there after a restart of the server.
 func TestReplayByFormsAlone(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)

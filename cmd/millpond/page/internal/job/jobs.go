@@ -18,8 +18,8 @@ import (
 
 const (
 	// maxActions bounds the actions that have ended, in memory and at a start in the journal.
-	// maxRehearsed bounds the rehearsals: each may be of an edit, which holds a text of up to maxEdited
-	// bytes.
+	// maxRehearsed bounds the rehearsals: each may be of an edit, which holds a text of up to
+	// maxEdited bytes.
 	maxActions   = 200
 	maxRehearsed = 20
 	maxEdited    = 1 << 20
