@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"iter"
 	"maps"
 	"regexp"
 	"slices"
@@ -19,10 +20,11 @@ import (
 const aboutPositions = `An ID may also be the position of a letter, #1: its number in the list of
 all dead letters of the queue, at the time of this command. Quote it for the shell: '#1'.`
 
-// letters are the dead letters that a command works on.
+// letters are the dead letters, or the stranded messages, that a command works on.
 type letters struct {
+	kind
 	operator *operate.Operator
-	plan     topology.Plan
+	plan     topology.Plan // of stranded messages: the queue that has them, as Dead
 	filter   operate.Filter
 	limit    int
 	guess    bool // the wait queues of the plan are a guess
@@ -30,11 +32,43 @@ type letters struct {
 	shared   bool // other queues of the command keep their letters in the same queue
 }
 
+// from is the queue that has the messages.
+func (l *letters) from() string { return l.plan.Dead.RoutingKey }
+
+// all returns the messages.
+func (l *letters) all(ctx context.Context) iter.Seq2[operate.Letter, error] {
+	if !l.stranded {
+		return l.operator.Dead(ctx, l.plan, l.filter, l.limit)
+	}
+	return func(yield func(operate.Letter, error) bool) {
+		for m, err := range l.operator.Stranded(ctx, l.from(), l.filter, l.limit) {
+			if !yield(m.Letter, err) {
+				return
+			}
+		}
+	}
+}
+
+// act is the part of a command that works on the messages of one queue.
+type act func(ctx context.Context, c *cli.Command, l *letters) error
+
+// kind are the messages that a group of commands is about.
+type kind struct {
+	one, about string
+	stranded   bool
+	flags      []cli.Flag // of a filter
+	on         func(act) cli.ActionFunc
+}
+
+func (a app) deadLetters() kind {
+	return kind{
+		one: deadLetter, about: aboutPositions, flags: filterFlags(), on: a.onLetters,
+	}
+}
+
 // onLetters makes the action of a command that takes queues and the flags of filterFlags. A queue
 // that keeps the letters of several queues is worked on once.
-func (a app) onLetters(
-	act func(ctx context.Context, c *cli.Command, l *letters) error,
-) cli.ActionFunc {
+func (a app) onLetters(act act) cli.ActionFunc {
 	return func(ctx context.Context, c *cli.Command) error {
 		filter, limit, err := filterOf(c, time.Now())
 		if err != nil {
@@ -53,31 +87,30 @@ func (a app) onLetters(
 			}
 			done[plan.Dead.RoutingKey] = true
 			l := &letters{
-				operator: s.operator, plan: plan, filter: filter, limit: limit, guess: s.guesses(),
-				several: s.several, shared: s.deads[plan.Dead.RoutingKey] > 1,
+				kind: a.deadLetters(), operator: s.operator, plan: plan, filter: filter, limit: limit,
+				guess: s.guesses(), several: s.several, shared: s.deads[plan.Dead.RoutingKey] > 1,
 			}
 			return a.choose(ctx, l, func() error { return act(ctx, c, l) })
 		})
 	}
 }
 
-// onChosen is onLetters for a command that acts: without a filter it needs --all, unless it is a
+// onChosen is k.on for a command that acts: without a filter it needs --all, unless it is a
 // rehearsal.
-func (a app) onChosen(
-	act func(ctx context.Context, c *cli.Command, l *letters) error,
-) cli.ActionFunc {
+func (a app) onChosen(k kind, act act) cli.ActionFunc {
 	return func(ctx context.Context, c *cli.Command) error {
-		filters := slices.DeleteFunc(flagNames(filterFlags()), func(n string) bool { return !c.IsSet(n) })
+		filters := slices.DeleteFunc(flagNames(k.flags), func(n string) bool { return !c.IsSet(n) })
+		chosen := len(filters) > 0 || k.stranded && c.NArg() > 0 // by the queues that they waited for
 		switch {
 		case c.Bool("all") && len(filters) > 0:
 			return usage("--all and --%s contradict each other: leave out one of them", filters[0])
-		case !c.Bool("all") && len(filters) == 0 && !c.Bool("dry-run"):
-			return usage("choose letters with a filter, such as --error TEXT, --group ID or --limit N; "+
-				"or pass --all for every letter of %s; %s --help has all filters", c.Name, c.FullName())
+		case !c.Bool("all") && !chosen && !c.Bool("dry-run"):
+			return usage("choose with a filter, such as --error TEXT or --limit N, or pass --all for every "+
+				"%s of %s; %s --help has all filters", k.one, c.Name, c.FullName())
 		}
-		return a.onLetters(func(ctx context.Context, c *cli.Command, l *letters) error {
+		return k.on(func(ctx context.Context, c *cli.Command, l *letters) error {
 			if l.several && l.limit > 0 {
-				return usage("--limit counts the letters of one queue: name the queue")
+				return usage("--limit counts the messages of one queue: name the queue")
 			}
 			return act(ctx, c, l)
 		})(ctx, c)
@@ -92,8 +125,12 @@ func flagNames(flags []cli.Flag) []string {
 	return names
 }
 
-// all is the flag of commands that act.
-func all() cli.Flag { return &cli.BoolFlag{Name: "all", Usage: "every letter, without a filter"} }
+// acting returns the flags of a command that acts: of the filter, others, and --all.
+func (k kind) acting(more ...cli.Flag) []cli.Flag {
+	return slices.Concat(k.flags, more, []cli.Flag{
+		&cli.BoolFlag{Name: "all", Usage: "every " + k.one + ", without a filter"},
+	})
+}
 
 // choose looks up the positions among the IDs of the filter, and acts.
 func (a app) choose(ctx context.Context, l *letters, act func() error) error {
@@ -110,9 +147,11 @@ func (a app) choose(ctx context.Context, l *letters, act func() error) error {
 	if err := act(); err != nil || l.limit > 0 {
 		return err
 	}
-	for _, n := range at.missing() {
-		err = notFound("letter #%d was %q, and it is no longer there: list queue %q again",
-			n, at.ids[n], l.plan.Dead.RoutingKey)
+	for _, n := range slices.Sorted(maps.Keys(at)) {
+		if !at[n].seen {
+			err = notFound("letter #%d was %q, and it is no longer there: list queue %q again",
+				n, at[n].id, l.plan.Dead.RoutingKey)
+		}
 	}
 	return err
 }
@@ -121,34 +160,21 @@ func (a app) choose(ctx context.Context, l *letters, act func() error) error {
 // message ids may be numbers, and a command must not move or discard another letter.
 var position = regexp.MustCompile(`^#[0-9]{1,9}$`)
 
-// places are letters by their positions.
-type places struct {
-	ids  map[int]string
-	seen map[int]bool
-}
-
-// missing returns the positions at which the letter was not found again.
-func (p *places) missing() []int {
-	var list []int
-	for n := range p.ids {
-		if !p.seen[n] {
-			list = append(list, n)
-		}
-	}
-	slices.Sort(list)
-	return list
+// place is a letter at a position, at the first look, and whether the second one has seen it there.
+type place struct {
+	id          string
+	there, seen bool
 }
 
 // byPosition looks at the queue and replaces the positions in the filter by the letters that are
 // there now. The command then takes a letter only where position and ID are still the same, because
 // the queue may change between the two looks.
-func (a app) byPosition(ctx context.Context, l *letters) (*places, error) {
-	at := &places{ids: map[int]string{}, seen: map[int]bool{}}
+func (a app) byPosition(ctx context.Context, l *letters) (at map[int]*place, err error) {
+	at = map[int]*place{}
 	ids := map[string]bool{}
-	wanted := map[int]bool{}
 	for _, text := range l.filter.IDs {
 		if n, err := strconv.Atoi(strings.TrimPrefix(text, "#")); err == nil && text[0] == '#' {
-			wanted[n] = true
+			at[n] = &place{}
 		} else {
 			ids[text] = true
 		}
@@ -158,21 +184,24 @@ func (a app) byPosition(ctx context.Context, l *letters) (*places, error) {
 		if err != nil {
 			return nil, err
 		}
-		if total = letter.Position; wanted[total] {
-			at.ids[total] = letter.ID
+		total = letter.Position
+		if p := at[total]; p != nil {
+			p.id, p.there = letter.ID, true
 		}
 	}
-	for _, n := range slices.Sorted(maps.Keys(wanted)) {
-		if _, exists := at.ids[n]; !exists {
+	for _, n := range slices.Sorted(maps.Keys(at)) {
+		if !at[n].there {
 			return nil, notFound("there is no letter #%d in queue %q, which holds %s",
 				n, l.plan.Dead.RoutingKey, plural(total, "letter"))
 		}
 	}
 	l.filter.IDs = nil
 	l.filter.Match = func(letter operate.Letter) bool {
-		id, placed := at.ids[letter.Position]
-		placed = placed && id == letter.ID
-		at.seen[letter.Position] = at.seen[letter.Position] || placed
+		p := at[letter.Position]
+		placed := p != nil && p.id == letter.ID
+		if placed {
+			p.seen = true
+		}
 		return placed || ids[letter.ID]
 	}
 	return at, nil

@@ -27,8 +27,8 @@ func (a app) dead() *cli.Command {
 	return &cli.Command{
 		Name: "dead", Usage: "dead letters: list, groups, show, replay, discard, export, import",
 		Commands: []*cli.Command{
-			a.deadList(), a.deadGroups(), a.deadShow(), a.deadReplay(), a.deadDiscard(),
-			a.deadExport(), a.deadImport(),
+			a.deadList(), a.deadGroups(), a.deadShow(), a.deadReplay(), a.discard(a.deadLetters()),
+			a.export(a.deadLetters()), a.deadImport(),
 		},
 	}
 }

@@ -152,7 +152,7 @@ func (s *service) die() {
 
 func (s *service) publish(queue string, messages ...amqp.Publishing) {
 	s.t.Helper()
-	shop.Post(s.t, s.url, queue, messages...)
+	rig.Post(s.t, s.url, queue, messages...)
 }
 
 // golden compares with a file in testdata. Classic wait queues have longer names: without the end
@@ -191,34 +191,27 @@ var columnGap = regexp.MustCompile(`(?m)(\S) {3,}`)
 // The output of the plan commands, without a broker.
 func TestPlanIsPrinted(t *testing.T) {
 	t.Parallel()
-	for name, args := range map[string][]string{
-		"plan":      {"plan", "orders", "--policy", "1s,10s,100s"},
-		"plan-json": {"plan", "orders", "--policy", "1s", "--json"},
-		"plan-shared": {
-			"--strategy", "shared", "--type", "classic", "--prefix", "mill", "plan", "orders", "--policy",
-			"1s",
-		},
-		"plan-delayed":    {"--strategy", "delayed", "plan", "orders", "--policy", "5s"},
-		"plan-native":     {"--strategy", "native", "plan", "orders", "--policy", "5s,10s,12s,12s"},
-		"plan-inorder":    {"--strategy", "inorder", "plan", "orders", "--policy", "5s,1m"},
-		"plan-perattempt": {"--strategy", "perattempt", "plan", "orders", "--policy", "5s,5s,1m"},
-		"plan-return-to":  {"--return-to", "events", "plan", "orders", "--policy", "1s"},
-		"plan-return-to-two": {
-			"--return-to", "events", "--return-to", "logs", "--strategy", "shared", "plan", "orders",
-			"--policy", "1s",
-		},
-		"plan-definitions": {"plan", "--definitions", "--vhost", "shop", "--policy", "1s,10s", "orders"},
-		"plan-permissions": {"plan", "--permissions", "orders", "--policy", "1s"},
-		"plan-permissions-long": {
-			"plan", "--permissions", "orders", "--policy", "1s,2s,3s,4s,5s,6s,7s,8s,9s",
-		},
-		"plan-dlq":    {"plan", "orders", "--policy", "1s", "--dlq", "graveyard"},
-		"help":        {"dead", "replay", "--help"},
-		"help-verify": {"verify", "--help"},
-		"help-brake":  {"brake", "stop", "--help"},
-		"help-order":  {"order", "replay", "--help"},
+	for name, args := range map[string]string{
+		"plan":            "plan orders --policy 1s,10s,100s",
+		"plan-json":       "plan orders --policy 1s --json",
+		"plan-shared":     "--strategy shared --type classic --prefix mill plan orders --policy 1s",
+		"plan-delayed":    "--strategy delayed plan orders --policy 5s",
+		"plan-native":     "--strategy native plan orders --policy 5s,10s,12s,12s",
+		"plan-inorder":    "--strategy inorder plan orders --policy 5s,1m",
+		"plan-perattempt": "--strategy perattempt plan orders --policy 5s,5s,1m",
+		"plan-return-to":  "--return-to events plan orders --policy 1s",
+		"plan-return-to-two": "--return-to events --return-to logs --strategy shared plan orders " +
+			"--policy 1s",
+		"plan-definitions":      "plan --definitions --vhost shop --policy 1s,10s orders",
+		"plan-permissions":      "plan --permissions orders --policy 1s",
+		"plan-permissions-long": "plan --permissions orders --policy 1s,2s,3s,4s,5s,6s,7s,8s,9s",
+		"plan-dlq":              "plan orders --policy 1s --dlq graveyard",
+		"help":                  "dead replay --help",
+		"help-verify":           "verify --help",
+		"help-brake":            "brake stop --help",
+		"help-order":            "order replay --help",
 	} {
-		o := tool(t, "", "", args...)
+		o := tool(t, "", "", strings.Fields(args)...)
 		require.Zero(t, o.code, o.err)
 		require.Empty(t, o.err)
 		if own, _, long := strings.Cut(o.out, "\nGLOBAL OPTIONS:\n"); long && name != "help" {
@@ -246,62 +239,47 @@ func commandsPrintWhatTheyDo(t *testing.T, s *service) {
 	s.die()
 	steps := []struct {
 		name string
-		args []string
+		args string
 		code int
 	}{
-		{"status", []string{"status", "orders", "--policy", "1s,10s"}, 0},
-		{"status-json", []string{"status", "orders", "--policy", "1s,10s", "--json"}, 0},
-		{"verify", []string{"verify", "orders", "--policy", "1s,10s"}, 0},
-		{"verify", []string{"verify", "orders", "--policy", "1s,10s", "--strict"}, 1},
-		{"verify-missing", []string{"verify", "orders", "--policy", "1s,30s"}, 1},
-		{"verify-json", []string{"verify", "orders", "--policy", "1s,30s", "--json"}, 1},
-		{"dead-list", []string{"dead", "list", "orders"}, 0},
-		{"dead-list-json", []string{"dead", "list", "orders", "--json"}, 0},
-		{"dead-list-reason", []string{"dead", "list", "orders", "--reason", "permanent"}, 0},
-		{
-			"dead-list-error",
-			[]string{"dead", "list", "orders", "--error", `/10\.0\.0\.\d:443/`, "--limit", "1"},
-			0,
-		},
-		{"dead-list-none", []string{"dead", "list", "orders", "--handler", "none"}, 0},
+		{"status", "status orders --policy 1s,10s", 0},
+		{"status-json", "status orders --policy 1s,10s --json", 0},
+		{"verify", "verify orders --policy 1s,10s", 0},
+		{"verify", "verify orders --policy 1s,10s --strict", 1},
+		{"verify-missing", "verify orders --policy 1s,30s", 1},
+		{"verify-json", "verify orders --policy 1s,30s --json", 1},
+		{"dead-list", "dead list orders", 0},
+		{"dead-list-json", "dead list orders --json", 0},
+		{"dead-list-reason", "dead list orders --reason permanent", 0},
+		{"dead-list-error", `dead list orders --error /10\.0\.0\.\d:443/ --limit 1`, 0},
+		{"dead-list-none", "dead list orders --handler none", 0},
 		{
 			"dead-list-time",
-			[]string{
-				"dead", "list", "orders", "--since", "2026-03-01T12:01:00Z", "--until", "2026-03-01T12:02:00Z",
-				"--header", "tenant=1",
-			},
+			"dead list orders --since 2026-03-01T12:01:00Z --until 2026-03-01T12:02:00Z --header tenant=1",
 			0,
 		},
-		{"dead-groups", []string{"dead", "groups", "orders"}, 0},
-		{"dead-list-none", []string{"dead", "groups", "orders", "--handler", "none"}, 0},
-		{"dead-groups-json", []string{"dead", "groups", "orders", "--json"}, 0},
-		{"dead-show", []string{"dead", "show", "orders", "order-0"}, 0},
-		{"dead-show", []string{"dead", "show", "orders", "#1"}, 0},
-		{"dead-show-hex", []string{"dead", "show", "orders", "#3"}, 0},
-		{"dead-show-position", []string{"dead", "show", "orders", "#4"}, 1},
-		{"dead-show-hex", []string{"dead", "show", "orders", "order-2"}, 0},
-		{"dead-show-none", []string{"dead", "show", "orders", "order-9"}, 1},
-		{"dead-replay-dry", []string{"dead", "replay", "orders", "--dry-run"}, 1}, // no consumer
-		{"dead-replay-dry-json", []string{"dead", "replay", "orders", "--dry-run", "--json"}, 1},
-		{
-			"dead-replay-ramp-none",
-			[]string{"dead", "replay", "orders", "--policy", "1s,10s", "--canary", "3", "--reason", "none"},
-			0,
-		},
-		{"dead-replay-position", []string{"dead", "replay", "orders", "--id", "#1", "--id", "#9"}, 1},
-		{"dead-replay", []string{"dead", "replay", "orders", "--id", "#1", "--rate", "100/s"}, 0},
-		{"dead-replay-json", []string{"dead", "replay", "orders", "--reason", "exhausted", "--json"}, 0},
-		{"dead-discard-unasked", []string{"dead", "discard", "orders", "--all"}, 2},
-		{"dead-discard-dry", []string{"dead", "discard", "orders", "--dry-run"}, 0},
-		{"waiting-none", []string{"waiting", "list", "orders", "--policy", "1s,10s"}, 0},
-		{"prune-refused", []string{"prune", "orders", "--policy", "1s", "--old-policy", "1s,10s"}, 4},
+		{"dead-groups", "dead groups orders", 0},
+		{"dead-list-none", "dead groups orders --handler none", 0},
+		{"dead-groups-json", "dead groups orders --json", 0},
+		{"dead-show", "dead show orders order-0", 0},
+		{"dead-show", "dead show orders #1", 0},
+		{"dead-show-hex", "dead show orders #3", 0},
+		{"dead-show-position", "dead show orders #4", 1},
+		{"dead-show-hex", "dead show orders order-2", 0},
+		{"dead-show-none", "dead show orders order-9", 1},
+		{"dead-replay-dry", "dead replay orders --dry-run", 1}, // no consumer
+		{"dead-replay-dry-json", "dead replay orders --dry-run --json", 1},
+		{"dead-replay-ramp-none", "dead replay orders --policy 1s,10s --canary 3 --reason none", 0},
+		{"dead-replay-position", "dead replay orders --id #1 --id #9", 1},
+		{"dead-replay", "dead replay orders --id #1 --rate 100/s", 0},
+		{"dead-replay-json", "dead replay orders --reason exhausted --json", 0},
+		{"dead-discard-unasked", "dead discard orders --all", 2},
+		{"dead-discard-dry", "dead discard orders --dry-run", 0},
+		{"waiting-none", "waiting list orders --policy 1s,10s", 0},
+		{"prune-refused", "prune orders --policy 1s --old-policy 1s,10s", 4},
 	}
 	for _, step := range steps {
-		args := make([]string, len(step.args))
-		for i, arg := range step.args {
-			args[i] = strings.ReplaceAll(arg, "orders", s.queue)
-		}
-		o := s.tool(args...)
+		o := s.tool(strings.Fields(strings.ReplaceAll(step.args, "orders", s.queue))...)
 		require.Equal(t, step.code, o.code, "%s: %s%s", step.name, o.out, o.err)
 		s.golden(step.name, o.out+o.err)
 	}
@@ -481,69 +459,85 @@ func waitingByHand(t *testing.T, s *service) {
 	require.Equal(t, exitFound,
 		s.tool("waiting", "release", s.queue, "--policy", "1h", "--id", "z").code)
 	o = s.tool("waiting", "release", s.queue, "--policy", "1h", "--id", "b")
-	require.Equal(t, "released 1 message of 3 that wait\n", o.out, o.err)
+	require.Equal(t, "released 1 waiting message of 3\n", o.out, o.err)
 	o = s.tool("waiting", "cancel", s.queue, "--policy", "1h", "--all")
-	require.Equal(t, "cancelled 2 messages of 2 that wait\n", o.out, o.err)
+	require.Equal(t, "cancelled 2 waiting messages of 2\n", o.out, o.err)
 	o = s.tool("dead", "list", s.queue, "--reason", "cancelled")
 	require.Equal(t, 3, strings.Count(o.out, "\n"), o.out)
 }
 
-// Wrong use is told apart from a broker that is away; no password is ever shown.
-func TestExitCodes(t *testing.T) {
+// Wrong use is said before the broker is asked. Everything needs --all.
+func TestWrongUse(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct {
-		args []string
-		code int
-		text string
-	}{
-		{[]string{"nonsense"}, exitUsage, `there is no command "nonsense"`},
-		{[]string{"dead", "nonsense"}, exitUsage, "nonsense"},
-		{[]string{"dead", "list", "--no-management"}, exitUsage, "name the queues"},
-		{[]string{"dead", "import"}, exitUsage, "the name of one queue"},
-		{[]string{"dead", "list", "q", "--nonsense"}, exitUsage, "nonsense"},
-		{[]string{"plan", "q", "--policy", "soon"}, exitUsage, `"soon" is no delay`},
-		{[]string{"plan", "q", "--policy", "2s,0s"}, exitUsage, `"0s" is no delay`},
-		{[]string{"plan", "q", "--strategy", "magic"}, exitUsage, "delayed, inorder, levels, native"},
-		{[]string{"plan", "q", "--strategy", "native"}, exitUsage, "name the delays of the queue"},
+	for _, c := range []struct{ args, says string }{
+		{"nonsense", `there is no command "nonsense"`},
+		{"dead nonsense", "nonsense"},
+		{"dead import", "the name of one queue"},
+		{"dead list q --nonsense", "nonsense"},
+		{"plan q --policy soon", `"soon" is no delay`},
+		{"plan q --policy 2s,0s", `"0s" is no delay`},
+		{"plan q --strategy magic", "delayed, inorder, levels, native"},
+		{"plan q --strategy native", "name the delays of the queue"},
+		{"plan q --strategy levels --return-to x", "only with perqueue, shared, delayed"},
 		{
-			[]string{"plan", "q", "--strategy", "levels", "--return-to", "x"},
-			exitUsage,
-			"only with perqueue, shared, delayed",
-		},
-		{
-			[]string{"plan", "q", "--strategy", "native", "--policy", "5s,30s,1m"},
-			exitUsage,
+			"plan q --strategy native --policy 5s,30s,1m",
 			"delay 2 is 30s, but a queue that holds messages for 5s to 1m0s holds them for 10s then",
 		},
-		{
-			[]string{"prune", "q", "--policy", "1s", "--old-policy", "9999999h"},
-			exitUsage,
-			"--old-policy: ",
-		},
-		{[]string{"plan", "q", "--type", "stream"}, exitUsage, "stream"},
-		{[]string{"dead", "replay", "q", "--rate", "fast"}, exitUsage, "50/s"},
-		{[]string{"dead", "replay", "q", "--rate", "-1"}, exitUsage, "50/s"},
-		{[]string{"dead", "list", "q", "--since", "yesterday"}, exitUsage, "is no time"},
-		{[]string{"dead", "list", "q", "--error", "/(/"}, exitUsage, "--error"},
-		{[]string{"dead", "list", "q", "--header", "x"}, exitUsage, "name=value"},
-		{[]string{"dead", "list", "q", "--limit", "-1"}, exitUsage, "must be positive"},
-		{[]string{"status", "--no-management"}, exitUsage, "name the queues"},
-		{[]string{"--url", "amqp://me:hush@127.0.0.1:1/", "status", "q"}, exitFailed, "127.0.0.1:1"},
-		{
-			[]string{"--url", "amqp://me:hu%zzsh@127.0.0.1:1/", "status", "q"},
-			exitFailed,
-			"cannot be parsed",
-		},
-		{
-			[]string{
-				"--management", "http://me:hush@127.0.0.1:1/?", "--url", "amqp://127.0.0.1:1", "status", "q",
-			},
-			exitFailed, "",
-		},
+		{"prune q --policy 1s --old-policy 9999999h", "--old-policy: "},
+		{"plan q --type stream", "stream"},
+		{"dead replay q --rate fast", "50/s"},
+		{"dead replay q --rate -1", "50/s"},
+		{"dead list q --since yesterday", "is no time"},
+		{"dead list q --error /(/", "--error"},
+		{"dead list q --header x", "name=value"},
+		{"dead list q --limit -1", "must be positive"},
+		{"stranded return", "or pass --all for every stranded message"},
+		{"stranded discard --yes", "or pass --all for every stranded message"},
+		{"stranded return --all --error x", "--all and --error contradict"},
+		{"stranded return --id #1", "no positions"},
+		{"stranded show", "takes the ID of one message"},
+		{"stranded return --all --rate x", "--rate"},
+		{"dead replay q", "or pass --all for every dead letter"},
+		{"dead discard q --yes", "or pass --all for every dead letter"},
+		{"dead export q", "or pass --all for every dead letter"},
+		{"dead replay q --all --reason x", "--all and --reason contradict"},
+		{"dead replay q --error=", "--error is empty"},
+		{"dead replay q --id=", "--id is empty"},
+		{"dead discard q --payload=", "--payload is empty"},
+		{"dead list q --payload=/(/", "--payload"},
+		{"dead list q --header=a", "--header"},
+		{"dead list q --limit 0", "--limit 0"},
+		{"dead list q --group", "group"},
+		{"dead replay q --edit x --limit 1", "leave out --limit"},
+		{"dead replay q --edit x --patch []", "leave out --patch"},
+		{"dead replay q --all --patch []", "has no operation"},
+		{"dead replay q --all --patch [{}]", "it is no JSON patch"},
+		{"dead replay q --all --patch [{\"op\":\"add\"}]", "it is no JSON patch"},
+		{"dead replay q --all --patch /none", "no such file"},
+		{"dead replay q --all --set-header x", "write name=value"},
+		{"dead replay q --all --set-header x:int64=y", "no value of type int64"},
+		{"dead replay q --all --set-header millpond-replays=1", "belongs to the library"},
+		{"dead replay q --all --set-header CC=x", "belongs to the library or to the broker"},
+		{"dead replay q --all --unset-header x-death", "belongs to the library or to the broker"},
+		{"dead replay q --all --set-header x=1 --unset-header x", "named twice"},
 	} {
-		o := tool(t, "", "", c.args...)
-		require.Equal(t, c.code, o.code, "%v: %s", c.args, o.err)
-		require.Contains(t, o.out+o.err, c.text, c.args)
+		o := toClosedPort(t, strings.Fields(c.args))
+		require.Equal(t, exitUsage, o.code, "%s: %s", c.args, o.err)
+		require.Contains(t, o.out+o.err, c.says, c.args)
+	}
+}
+
+// A broker that is away is told apart from wrong use; no password is ever shown.
+func TestExitCodes(t *testing.T) {
+	t.Parallel()
+	for args, says := range map[string]string{
+		"--url amqp://me:hush@127.0.0.1:1/ status q":                                  "127.0.0.1:1",
+		"--url amqp://me:hu%zzsh@127.0.0.1:1/ status q":                               "cannot be parsed",
+		"--management http://me:hush@127.0.0.1:1/? --url amqp://127.0.0.1:1 status q": "",
+	} {
+		o := tool(t, "", "", strings.Fields(args)...)
+		require.Equal(t, exitFailed, o.code, "%v: %s", args, o.err)
+		require.Contains(t, o.out+o.err, says, args)
 		require.NotContains(t, o.out+o.err, "hush")
 		require.NotContains(t, o.out+o.err, "sh@")
 	}

@@ -15,7 +15,6 @@ import (
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -23,7 +22,7 @@ import (
 // doneJSON is the outcome of a command.
 type doneJSON struct {
 	Queue string `json:"queue,omitempty"`
-	operate.Returned
+	operate.Progress
 	DryRun bool   `json:"dry_run,omitempty"`
 	Error  string `json:"error,omitempty"`
 }
@@ -34,20 +33,30 @@ const (
 	strandedMessage = "stranded message"
 )
 
+// move moves messages, with a bar, and reports. The verb is discard, for example.
+func (a app) move(
+	c *cli.Command, queue, verb, one string, options operate.MoveOptions,
+	do func(operate.MoveOptions) (operate.Progress, error),
+) error {
+	stem := strings.TrimSuffix(verb, "e")
+	bar := a.newBar(stem + "ing")
+	options.Progress, options.DryRun = bar.show, c.Bool("dry-run")
+	p, err := do(options)
+	bar.end()
+	return a.report(c, queue, stem+"ed", one, p, err)
+}
+
 // report writes the outcome, also where the command ended with an error. one names a message.
 func (a app) report(
-	c *cli.Command, queue, verb, one string, r operate.Returned, err error,
+	c *cli.Command, queue, verb, one string, p operate.Progress, err error,
 ) error {
-	p, left := r.Progress, 0
-	for _, l := range r.Left {
-		left += l.Messages
-	}
+	left := leftIn(p)
 	code := matched(c, p, err)
 	if code == nil && left > 0 {
 		code = errFound
 	}
 	if c.Bool(flagJSON) {
-		return errors.Join(code, a.printJSON(doneJSON{queue, r, c.Bool("dry-run"), errorText(err)}))
+		return errors.Join(code, a.printJSON(doneJSON{queue, p, c.Bool("dry-run"), errorText(err)}))
 	}
 	switch {
 	case err != nil && p.Seen == 0: // no message was looked at
@@ -57,14 +66,12 @@ func (a app) report(
 	default:
 		fmt.Fprintf(a.out, "%s %s of %d\n", verb, plural(p.Done, one), p.Total)
 	}
-	if p.Foreign > 0 {
-		fmt.Fprintf(a.out, "%s of another queue passed over; name it with --to\n",
-			plural(p.Foreign, "letter"))
-	}
-	if p.Refused > 0 {
-		fmt.Fprintf(a.out, "%s refused, still in the queue\n", plural(p.Refused, one))
-	}
-	for _, l := range r.Left {
+	a.printPassed([]passed{
+		{p.Foreign, "of another queue, passed over; name it with --to"},
+		{p.Spent, "replayed too often before, passed over: see --max-replays"},
+		{p.Refused, "refused, still in the queue"},
+	})
+	for _, l := range p.Left {
 		why := fmt.Sprintf("queue %q does not exist or cannot be reached", l.Queue)
 		switch l.Queue {
 		case "":
@@ -75,6 +82,14 @@ func (a app) report(
 		fmt.Fprintf(a.out, "%s left: %s\n", plural(l.Messages, "message"), why)
 	}
 	return code
+}
+
+// leftIn counts the messages that stay for want of their queues.
+func leftIn(p operate.Progress) (n int) {
+	for _, l := range p.Left {
+		n += l.Messages
+	}
+	return n
 }
 
 // matched returns a notThere where --id has chosen nothing, else err. Positions are checked before.
@@ -97,11 +112,8 @@ func (a app) deadReplay() *cli.Command {
 		Name: "replay", Usage: "move dead letters back, each confirmed in its queue " +
 			"before it leaves the dead-letter queue",
 		ArgsUsage: "[QUEUE…]", Description: aboutPositions + aboutRamps, ShellComplete: a.completeQueues,
-		Flags: append(slices.Concat(filterFlags(), rampFlags(), editFlags()), all(), rehearsal(),
-			&cli.StringFlag{
-				Name: "rate", Usage: "how many, as in 50/s, 600/m or 50; as fast as possible without it",
-			},
-			&cli.StringFlag{Name: "to", Usage: "another `QUEUE`"}),
+		Flags: a.deadLetters().acting(append(slices.Concat(rampFlags(), editFlags(), goingFlags()),
+			rehearsal())...),
 		Action: func(ctx context.Context, c *cli.Command) error {
 			rate, err := rateOf(c.String("rate"))
 			if err != nil {
@@ -114,8 +126,10 @@ func (a app) deadReplay() *cli.Command {
 			if err != nil {
 				return err
 			}
-			return a.onChosen(func(ctx context.Context, c *cli.Command, l *letters) error {
-				options := operate.ReplayOptions{
+			return a.onChosen(a.deadLetters(), func(
+				ctx context.Context, c *cli.Command, l *letters,
+			) error {
+				options := operate.MoveOptions{
 					Filter: l.filter, Limit: l.limit, Rate: rate, To: c.String("to"), Named: l.shared,
 				}
 				switch {
@@ -133,15 +147,23 @@ func (a app) deadReplay() *cli.Command {
 	}
 }
 
-// replay moves letters, with a bar, and reports.
 func (a app) replay(
-	ctx context.Context, c *cli.Command, l *letters, options operate.ReplayOptions,
+	ctx context.Context, c *cli.Command, l *letters, options operate.MoveOptions,
 ) error {
-	bar := a.newBar("replaying")
-	options.Progress = bar.show
-	p, err := l.operator.Replay(ctx, l.plan, options)
-	bar.end()
-	return a.report(c, l.plan.Queue, "replayed", deadLetter, operate.Returned{Progress: p}, err)
+	return a.move(c, l.plan.Queue, "replay", deadLetter, options,
+		func(o operate.MoveOptions) (operate.Progress, error) {
+			return l.operator.Replay(ctx, l.plan, o)
+		})
+}
+
+// goingFlags say where messages go, and how fast.
+func goingFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{
+			Name: "rate", Usage: "how many, as in 50/s, 600/m or 50; as fast as possible without it",
+		},
+		&cli.StringFlag{Name: "to", Usage: "another `QUEUE`"},
+	}
 }
 
 // rateOf reads a rate, as messages a second.
@@ -158,72 +180,51 @@ func rateOf(text string) (float64, error) {
 	return n / per, nil
 }
 
-func (a app) deadDiscard() *cli.Command {
+func (a app) discard(k kind) *cli.Command {
 	return &cli.Command{
-		Name: "discard", Usage: "throw dead letters away; asks first", ArgsUsage: "[QUEUE…]",
-		Description: aboutPositions, ShellComplete: a.completeQueues,
-		Flags: append(filterFlags(), all(), dryRun(),
-			&cli.BoolFlag{Name: "yes", Usage: "do not ask"},
-			&cli.StringFlag{
-				Name: "export", Usage: "write them to `FILE` first, as dead export does; it is appended to",
-			}),
-		Action: a.onChosen(func(ctx context.Context, c *cli.Command, l *letters) error {
-			options := operate.DiscardOptions{Filter: l.filter, Limit: l.limit}
-			return a.discard(c, l.plan.Queue, deadLetter, l.plan.Dead.RoutingKey, options,
-				func(o operate.DiscardOptions) (operate.Progress, error) {
-					return l.operator.Discard(ctx, l.plan, o)
-				})
+		Name: "discard", Usage: "throw " + k.one + "s away; asks first", ArgsUsage: "[QUEUE…]",
+		Description: k.about, ShellComplete: a.completeQueues,
+		Flags: k.acting(dryRun(), yes(), &cli.StringFlag{
+			Name: "export", Usage: "write them to `FILE` first, as the command export does; it is " +
+				"appended to",
+		}),
+		Action: a.onChosen(k, func(ctx context.Context, c *cli.Command, l *letters) error {
+			do := func(o operate.MoveOptions) (operate.Progress, error) {
+				if k.stranded {
+					return l.operator.DiscardStranded(ctx, l.from(), o)
+				}
+				return l.operator.Discard(ctx, l.plan, o)
+			}
+			options := operate.MoveOptions{Filter: l.filter, Limit: l.limit}
+			if !c.Bool("yes") && !c.Bool("dry-run") {
+				if err := a.canAsk(); err != nil {
+					return err
+				}
+				count := options
+				count.DryRun = true
+				p, err := do(count)
+				if err == nil {
+					err = a.ask(c, "nothing was thrown away", "Throw away %s of queue %q for good?",
+						plural(p.Chosen, k.one), l.from())
+				}
+				if err != nil {
+					return err
+				}
+			}
+			if name := c.String("export"); name != "" && !c.Bool("dry-run") {
+				file, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+				if err != nil {
+					return err
+				}
+				defer func() { _ = file.Close() }() // synced after each batch
+				options.KeepIn = file
+			}
+			return a.move(c, l.plan.Queue, "discard", k.one, options, do)
 		}),
 	}
 }
 
-// discard asks, keeps the messages in a file, throws them away and reports.
-func (a app) discard(
-	c *cli.Command, queue, one, from string, options operate.DiscardOptions,
-	discard func(operate.DiscardOptions) (operate.Progress, error),
-) error {
-	options.DryRun = c.Bool("dry-run")
-	if !c.Bool("yes") && !options.DryRun {
-		if err := a.canAsk(); err != nil {
-			return err
-		}
-		count := options
-		count.DryRun = true
-		p, err := discard(count)
-		if err != nil {
-			return err
-		}
-		err = a.ask("nothing was thrown away", "Throw away %s of queue %q for good?",
-			plural(p.Chosen, one), from)
-		if err != nil {
-			return err
-		}
-	}
-	done, err := keepFirst(c, &options)
-	if err != nil {
-		return err
-	}
-	defer done()
-	bar := a.newBar("discarding")
-	options.Progress = bar.show
-	p, err := discard(options)
-	bar.end()
-	return a.report(c, queue, "discarded", one, operate.Returned{Progress: p}, err)
-}
-
-// keepFirst lets a discard write its letters to the file of --export first. done closes the file.
-func keepFirst(c *cli.Command, options *operate.DiscardOptions) (done func(), err error) {
-	name := c.String("export")
-	if name == "" || options.DryRun {
-		return func() {}, nil
-	}
-	file, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	options.Before = func(letters []operate.Letter) error { return lettertext.Append(file, letters) }
-	return func() { _ = file.Close() }, nil // synced after each batch
-}
+func yes() cli.Flag { return &cli.BoolFlag{Name: "yes", Usage: "do not ask"} }
 
 func (a app) canAsk() error {
 	if a.terminal(a.in) {
@@ -233,8 +234,15 @@ func (a app) canAsk() error {
 		"pass --yes, or --dry-run to see how many there are")
 }
 
-// ask asks a question, and returns errRefused, with the consequence, unless the answer is yes.
-func (a app) ask(otherwise, question string, args ...any) error {
+// ask asks a question, unless --yes is given, and returns errRefused, with the consequence, unless
+// the answer is yes.
+func (a app) ask(c *cli.Command, otherwise, question string, args ...any) error {
+	if c.Bool("yes") {
+		return nil
+	}
+	if err := a.canAsk(); err != nil {
+		return err
+	}
 	fmt.Fprintf(a.err, question+" [y/N] ", args...)
 	answer, err := bufio.NewReader(a.in).ReadString('\n')
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -246,15 +254,19 @@ func (a app) ask(otherwise, question string, args ...any) error {
 	return nil
 }
 
-func (a app) deadExport() *cli.Command {
+func (a app) export(k kind) *cli.Command {
 	return &cli.Command{
-		Name: "export", Usage: "write dead letters as lines of JSON, lossless; they stay where they are",
-		ArgsUsage: "[QUEUE…]", Description: aboutPositions, ShellComplete: a.completeQueues,
-		Flags: append(filterFlags(), all(), exportFile()),
+		Name:  "export",
+		Usage: "write " + k.one + "s as lines of JSON, lossless; they stay where they are",
+		Flags: k.acting(&cli.StringFlag{
+			Name: "file", Aliases: []string{"o"},
+			Usage: "write to `FILE`, which must not exist; the standard output without it",
+		}),
+		ArgsUsage: "[QUEUE…]", Description: k.about, ShellComplete: a.completeQueues,
 		Action: func(ctx context.Context, c *cli.Command) error {
-			return a.export(c, "dead letter", func(w io.Writer) (total int, err error) {
-				err = a.onChosen(func(ctx context.Context, c *cli.Command, l *letters) error {
-					n, err := l.operator.Export(ctx, l.plan, l.filter, l.limit, w)
+			return a.toFile(c, k.one, func(w io.Writer) (total int, err error) {
+				err = a.onChosen(k, func(ctx context.Context, _ *cli.Command, l *letters) error {
+					n, err := operate.Export(w, l.all(ctx))
 					total += n
 					return err
 				})(ctx, c)
@@ -264,15 +276,8 @@ func (a app) deadExport() *cli.Command {
 	}
 }
 
-func exportFile() cli.Flag {
-	return &cli.StringFlag{
-		Name: "file", Aliases: []string{"o"},
-		Usage: "write to `FILE`, which must not exist; the standard output without it",
-	}
-}
-
-// export calls write with the file of --file, or with the standard output, and counts.
-func (a app) export(
+// toFile calls write with the file of --file, or with the standard output, and counts.
+func (a app) toFile(
 	c *cli.Command, one string, write func(w io.Writer) (int, error),
 ) (err error) {
 	out, n := a.out, 0

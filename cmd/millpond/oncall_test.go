@@ -81,14 +81,19 @@ func TestIDThatNoMessageHasIsAnExitCode(t *testing.T) {
 	require.Equal(t, 2, testbroker.Depth(t, s.url, s.queue+".dlq"))
 }
 
-// Given a reader that goes away, as head does, then the tool ends with an error in place of the
-// signal, and the letters are in their order as before.
+// A quorum queue whose policies cannot be seen is not read. Given a reader that goes away, as head
+// does, then the tool ends with an error in place of the signal, and the letters are in their order
+// as before.
 func TestClosedPipeMixesUpNoLetters(t *testing.T) {
 	t.Parallel()
 	s := newService(t, "quorum")
 	s.die()
 	before := s.tool("dead", "list", s.queue)
 	require.Zero(t, before.code, before.err)
+	o := tool(t, s.url, "", "--url", s.url, "--no-management", "dead", "list", s.queue)
+	require.Equal(t, exitRefused, o.code, o.err)
+	golden(t, "refused-unseen",
+		strings.ReplaceAll(assumed.ReplaceAllString(o.err, ""), s.queue, "orders"))
 	reader, writer, err := os.Pipe()
 	require.NoError(t, err)
 	require.NoError(t, reader.Close())

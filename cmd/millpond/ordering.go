@@ -196,7 +196,7 @@ func (a app) orderRelease() *cli.Command {
 		ArgsUsage: "QUEUE KEY", ShellComplete: a.completeQueues,
 		Description: "The dead letter stays in the dead-letter queue, and the later messages of the " +
 			"key are handled\nwithout it. To have it handled before them: order replay.",
-		Flags: append(keyFlags(), &cli.BoolFlag{Name: "yes", Usage: "do not ask"}),
+		Flags: append(keyFlags(), yes()),
 		Action: func(ctx context.Context, c *cli.Command) error {
 			return a.onKey(ctx, c, func(
 				s *session, plan topology.Plan, k operate.OrderKey,
@@ -207,17 +207,12 @@ func (a app) orderRelease() *cli.Command {
 				if c.Bool("dry-run") {
 					return a.released(c, plan, k, "would have released")
 				}
-				if !c.Bool("yes") {
-					if err := a.canAsk(); err != nil {
-						return err
-					}
-					if err := a.ask("nothing was released", "Let key %s of queue %s go on without dead letter "+
-						"%s? %s.", oneLine(k.Key), harmless(plan.Queue), oneLine(k.MessageID),
-						messagesWait(k.Waiting)); err != nil {
-						return err
-					}
+				err := a.ask(c, "nothing was released", "Let key %s of queue %s go on without dead letter "+
+					"%s? %s.", oneLine(k.Key), harmless(plan.Queue), oneLine(k.MessageID),
+					messagesWait(k.Waiting))
+				if err == nil {
+					err = s.operator.ReleaseKey(ctx, plan, k.Key, k.Mark)
 				}
-				err := s.operator.ReleaseKey(ctx, plan, k.Key, k.Mark)
 				switch {
 				case errors.Is(err, operate.ErrNotBlocked):
 					return notBlocked(plan, k)
@@ -269,21 +264,20 @@ func (a app) orderReplay() *cli.Command {
 			return a.onKey(ctx, c, func(
 				s *session, plan topology.Plan, k operate.OrderKey,
 			) error {
-				bar := a.newBar("replaying")
-				p, err := s.operator.ReplayKey(ctx, plan, k.Key, operate.ReplayOptions{
-					Filter: operate.Filter{IDs: c.StringSlice("id")}, DryRun: c.Bool("dry-run"),
-					Progress: bar.show,
-				})
-				bar.end()
-				if err == nil && p.Chosen == 0 {
-					if !k.Replayed {
-						return notFound("queue %s has no dead letter of key %q that is meant",
-							plan.Dead.RoutingKey, k.Key)
-					}
-					fmt.Fprintf(a.told(c), "the letter of an interrupted replay is in the line: key %s is "+
-						"released\n", oneLine(k.Key))
-				}
-				return a.report(c, plan.Queue, "replayed", deadLetter, operate.Returned{Progress: p}, err)
+				options := operate.MoveOptions{Filter: operate.Filter{IDs: c.StringSlice("id")}}
+				return a.move(c, plan.Queue, "replay", deadLetter, options,
+					func(o operate.MoveOptions) (operate.Progress, error) {
+						p, err := s.operator.ReplayKey(ctx, plan, k.Key, o)
+						switch {
+						case err == nil && p.Chosen == 0 && !k.Replayed:
+							err = notFound("queue %s has no dead letter of key %q that is meant",
+								plan.Dead.RoutingKey, k.Key)
+						case err == nil && p.Chosen == 0:
+							fmt.Fprintf(a.told(c), "the letter of an interrupted replay is in the line: key %s "+
+								"is released\n", oneLine(k.Key))
+						}
+						return p, err
+					})
 			})
 		},
 	}

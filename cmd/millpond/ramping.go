@@ -78,7 +78,7 @@ func rehearsal() cli.Flag {
 
 // rehearseOrRamp rehearses with --dry-run, and replays step by step otherwise.
 func (a app) rehearseOrRamp(
-	ctx context.Context, c *cli.Command, l *letters, base operate.ReplayOptions,
+	ctx context.Context, c *cli.Command, l *letters, base operate.MoveOptions,
 ) error {
 	o, err := rampOptions(c, base)
 	switch {
@@ -96,14 +96,15 @@ func ramps(c *cli.Command) bool {
 }
 
 // rampOptions reads the flags. The library has the defaults of flags that are missing.
-func rampOptions(c *cli.Command, base operate.ReplayOptions) (operate.RepeatOptions, error) {
+func rampOptions(c *cli.Command, base operate.MoveOptions) (operate.RepeatOptions, error) {
 	o := operate.RepeatOptions{
 		RampOptions: operate.RampOptions{
-			ReplayOptions: base, Canary: c.Int("canary"), Settle: c.Duration("settle"),
-			Watch: c.Duration("watch"), MaxReplays: c.Int("max-replays"),
+			MoveOptions: base, Canary: c.Int("canary"), Settle: c.Duration("settle"),
+			Watch: c.Duration("watch"),
 		},
 		Every: c.Duration("every"), UntilEmpty: c.Bool("until-empty"),
 	}
+	o.MaxReplays = c.Int("max-replays")
 	if o.Canary == 0 {
 		o.Canary = -1
 	}

@@ -45,7 +45,7 @@ const maxStay = 20
 
 // replayChanged rehearses the changes, shows the first, asks, and replays.
 func (a app) replayChanged(
-	ctx context.Context, c *cli.Command, l *letters, options operate.ReplayOptions, m *changes,
+	ctx context.Context, c *cli.Command, l *letters, options operate.MoveOptions, m *changes,
 ) error {
 	if !options.DryRun && !c.Bool("yes") {
 		if err := a.canAsk(); err != nil {
@@ -74,23 +74,21 @@ func (a app) replayChanged(
 		return nil
 	}
 	if options.DryRun {
-		return a.rehearse(ctx, c, l, operate.RampOptions{ReplayOptions: rehearsal, Canary: -1})
+		return a.rehearse(ctx, c, l, operate.RampOptions{MoveOptions: rehearsal, Canary: -1})
 	}
 	p, err := l.operator.Replay(ctx, l.plan, rehearsal)
 	stays := errors.Is(err, errStays) || errors.Is(err, topology.ErrTooLarge)
 	switch {
 	case err != nil && !stays, p.Chosen == p.Refused:
-		return a.report(c, l.plan.Queue, "replayed", deadLetter, operate.Returned{Progress: p}, err)
+		return a.report(c, l.plan.Queue, "replayed", deadLetter, p, err)
 	}
 	moves := p.Chosen - p.Refused
 	fmt.Fprintf(a.err, "%d of %s would be changed; %s would stay\n", changed,
 		plural(moves, "letter"), plural(p.Refused, "letter"))
-	if !c.Bool("yes") {
-		err := a.ask("nothing was changed", "Replay %s of queue %q?", plural(moves, "dead letter"),
-			l.plan.Dead.RoutingKey)
-		if err != nil {
-			return err
-		}
+	err = a.ask(c, "nothing was changed", "Replay %s of queue %q?", plural(moves, "dead letter"),
+		l.plan.Dead.RoutingKey)
+	if err != nil {
+		return err
 	}
 	options.EditedBy = editor()
 	options.Edit = func(_ operate.Letter, msg *amqp.Publishing) error {
@@ -224,45 +222,33 @@ func (a app) editAndReplay(
 		_, err = fmt.Fprintln(a.out, "would have replayed 1 edited dead letter; nothing was changed")
 		return false, err
 	}
-	target := cmp.Or(c.String("to"), l.plan.Queue)
-	if !c.Bool("yes") {
-		err := a.ask("nothing was changed", "Replay the edited letter to queue %q?", target)
-		if err != nil {
-			return false, err
-		}
-	}
-	want, err := lettertext.Identity(letter.Delivery)
+	err = a.ask(c, "nothing was changed", "Replay the edited letter to queue %q?",
+		cmp.Or(c.String("to"), l.plan.Queue))
 	if err != nil {
 		return false, err
 	}
-	replay := l.operator.Replay
-	if key := operate.KeyOf(letter); key != "" && l.plan.Line != "" && c.String("to") == "" {
-		replay = func(
-			ctx context.Context, plan topology.Plan, options operate.ReplayOptions,
-		) (operate.Progress, error) {
-			return l.operator.ReplayKey(ctx, plan, key, options) // the letter keeps its place
-		}
-	}
-	p, err := replay(ctx, l.plan, operate.ReplayOptions{
+	want, key := lettertext.Identity(letter.Delivery), operate.KeyOf(letter)
+	options := operate.MoveOptions{
 		Filter: operate.Filter{Match: func(other operate.Letter) bool {
-			if len(other.Delivery.Body) != len(letter.Delivery.Body) {
-				return false
-			}
-			is, err := lettertext.Identity(other.Delivery)
-			return err == nil && bytes.Equal(is, want)
+			return lettertext.Identity(other.Delivery) == want
 		}},
 		To: c.String("to"), Limit: 1, EditedBy: editor(),
 		Edit: func(_ operate.Letter, msg *amqp.Publishing) error {
 			after.Put(msg)
 			return nil
 		},
-	})
+	}
+	var p operate.Progress
+	if key != "" && l.plan.Line != "" && options.To == "" { // the letter keeps its place
+		p, err = l.operator.ReplayKey(ctx, l.plan, key, options)
+	} else {
+		p, err = l.operator.Replay(ctx, l.plan, options)
+	}
 	if err == nil && p.Done == 0 {
 		err = notFound("letter %q is no longer there as it was: list queue %q again", letter.ID,
 			l.plan.Dead.RoutingKey)
 	}
-	return err != nil, a.report(c, l.plan.Queue, "replayed", deadLetter,
-		operate.Returned{Progress: p}, err)
+	return err != nil, a.report(c, l.plan.Queue, "replayed", deadLetter, p, err)
 }
 
 const editHelp = `# %s of queue %q. Change headers and payload, save, and leave the

@@ -39,19 +39,11 @@ func (s *service) editWith(script, answer string, args ...string) outcome {
 	return outcome{out.String(), errs.String(), code}
 }
 
-// take takes the messages out of a queue.
+// take takes the messages out of a queue, of which there are n.
 func (s *service) take(queue string, n int) []amqp.Delivery {
 	s.t.Helper()
-	rig.AwaitDepth(s.t, s.url, queue, n)
-	ch := testbroker.Channel(s.t, s.url)
-	var taken []amqp.Delivery
-	for len(taken) < n {
-		d, ok, err := ch.Get(queue, true)
-		require.NoError(s.t, err)
-		if ok {
-			taken = append(taken, d)
-		}
-	}
+	taken := rig.Drain(s.t, s.url, queue, n)
+	require.Len(s.t, taken, n)
 	return taken
 }
 
@@ -245,7 +237,7 @@ func patchChangesManyLetters(t *testing.T, s *service) {
 
 	o = s.editWith("", "y\n", args...)
 	require.Equal(t, exitFailed, o.code, "one stays: %s", o.err)
-	require.Contains(t, o.out, "replayed 2 dead letters of 3\n1 dead letter refused")
+	require.Contains(t, o.out, "replayed 2 dead letters of 3\n1 letter: refused")
 	require.Contains(t, o.err, `message "order-2" stays`)
 	require.Contains(t, o.err, "2 of 2 letters would be changed; 1 letter would stay")
 	for i, d := range s.take(s.queue, 2) {
@@ -284,40 +276,6 @@ func TestPatchKeepsNumbersAndOrder(t *testing.T) {
 	require.ErrorIs(t, err, errStays)
 	_, err = m.make(&amqp.Publishing{Body: []byte(`7`)})
 	require.ErrorIs(t, err, errStays)
-}
-
-// Wrong flags, and everything without --all, are wrong use, said before the broker is asked.
-func TestNothingIsTakenForAll(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct{ args, says string }{
-		{"dead replay q", "or pass --all for every letter"},
-		{"dead discard q --yes", "or pass --all for every letter"},
-		{"dead export q", "or pass --all for every letter"},
-		{"dead replay q --all --reason x", "--all and --reason contradict"},
-		{"dead replay q --error=", "--error is empty"},
-		{"dead replay q --id=", "--id is empty"},
-		{"dead discard q --payload=", "--payload is empty"},
-		{"dead list q --payload=/(/", "--payload"},
-		{"dead list q --header=a", "--header"},
-		{"dead list q --limit 0", "--limit 0"},
-		{"dead list q --group", "group"},
-		{"dead replay q --edit x --limit 1", "leave out --limit"},
-		{"dead replay q --edit x --patch []", "leave out --patch"},
-		{"dead replay q --all --patch []", "has no operation"},
-		{"dead replay q --all --patch [{}]", "it is no JSON patch"},
-		{"dead replay q --all --patch [{\"op\":\"add\"}]", "it is no JSON patch"},
-		{"dead replay q --all --patch /none", "no such file"},
-		{"dead replay q --all --set-header x", "write name=value"},
-		{"dead replay q --all --set-header x:int64=y", "no value of type int64"},
-		{"dead replay q --all --set-header millpond-replays=1", "belongs to the library"},
-		{"dead replay q --all --set-header CC=x", "belongs to the library or to the broker"},
-		{"dead replay q --all --unset-header x-death", "belongs to the library or to the broker"},
-		{"dead replay q --all --set-header x=1 --unset-header x", "named twice"},
-	} {
-		o := toClosedPort(t, strings.Fields(c.args))
-		require.Equal(t, exitUsage, o.code, "%s: %s", c.args, o.err)
-		require.Contains(t, o.err, c.says, c.args)
-	}
 }
 
 // Given causes with control characters, then groups prints none of them, and its ID chooses the

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,8 +19,8 @@ func (a app) stranded() *cli.Command {
 		Name: "stranded", Usage: "messages that found no way to their queue when their wait was over: " +
 			"list, show, return, export, discard",
 		Commands: []*cli.Command{
-			a.strandedList(), a.strandedShow(), a.strandedReturn(), a.strandedExport(),
-			a.strandedDiscard(),
+			a.strandedList(), a.strandedShow(), a.strandedReturn(), a.export(a.strandedMessages()),
+			a.discard(a.strandedMessages()),
 		},
 	}
 }
@@ -35,60 +34,45 @@ func strandedQueue(c *cli.Command) string {
 	return cmp.Or(c.String(flagPrefix), "millpond") + ".stranded"
 }
 
-// strays are the stranded messages that a command works on.
-type strays struct {
-	operator *operate.Operator
-	queue    string
-	filter   operate.Filter
-	limit    int
-	several  bool // other stranded queues are looked at, too
+func (a app) strandedMessages() kind {
+	return kind{
+		one: strandedMessage, about: aboutStranded, stranded: true, on: a.onStrays,
+		flags: conditions("message", "stranded", "id", "error", "since", "until", "header", "limit"),
+	}
 }
 
-// strayFlags choose stranded messages.
-func strayFlags(more ...cli.Flag) []cli.Flag {
-	return append(
-		conditions("message", "stranded", "id", "error", "since", "until", "header", "limit"), more...)
-}
-
-// allStrays lets a command that moves messages take all of them.
-func allStrays() cli.Flag {
-	return &cli.BoolFlag{Name: "all", Usage: "all messages of the stranded queue"}
-}
-
-// onStrays makes the action of a command that takes queues and the flags of strayFlags.
-func (a app) onStrays(act func(context.Context, *cli.Command, *strays) error) cli.ActionFunc {
-	return func(ctx context.Context, c *cli.Command) (err error) {
-		s := &strays{queue: strandedQueue(c)}
-		if s.filter, s.limit, err = filterOf(c, time.Now()); err != nil {
+// onStrays makes the action of a command that takes queues and the flags of strandedMessages.
+func (a app) onStrays(act act) cli.ActionFunc {
+	return func(ctx context.Context, c *cli.Command) error {
+		filter, limit, err := filterOf(c, time.Now())
+		if err != nil {
 			return err
 		}
-		if slices.ContainsFunc(s.filter.IDs, position.MatchString) {
+		if slices.ContainsFunc(filter.IDs, position.MatchString) {
 			return usage("--id takes the ID of a message: stranded messages have no positions")
 		}
 		queues := c.Args().Slice()
 		if len(queues) > 0 {
-			s.filter.Match = func(l operate.Letter) bool { return slices.Contains(queues, l.Queue) }
+			filter.Match = func(l operate.Letter) bool { return slices.Contains(queues, l.Queue) }
 		}
-		return a.withStrays(ctx, c, s, func() error { return act(ctx, c, s) })
+		return a.withStrays(ctx, c, letters{filter: filter, limit: limit}, act)
 	}
 }
 
 // withStrays calls act for each stranded queue.
-func (a app) withStrays(
-	ctx context.Context, c *cli.Command, s *strays, act func() error,
-) error {
-	return a.opened(ctx, c, func(now *session) error {
-		queues, err := now.strandedQueues()
+func (a app) withStrays(ctx context.Context, c *cli.Command, l letters, act act) error {
+	return a.opened(ctx, c, func(s *session) error {
+		queues, err := s.strandedQueues()
 		if err != nil {
 			return err
 		}
-		s.operator, s.several = now.operator, len(queues) > 1
+		l.kind, l.operator = a.strandedMessages(), s.operator
 		var errs []error
-		for _, s.queue = range queues {
-			if s.several && !c.Bool(flagJSON) {
-				fmt.Fprintf(a.told(c), "%s:\n", harmless(s.queue))
+		for _, l.plan.Dead.RoutingKey = range queues {
+			if len(queues) > 1 && !c.Bool(flagJSON) {
+				fmt.Fprintf(a.told(c), "%s:\n", harmless(l.from()))
 			}
-			errs = append(errs, act())
+			errs = append(errs, act(ctx, c, &l))
 		}
 		return worst(errs)
 	})
@@ -129,29 +113,15 @@ func (s *session) strandedQueues() ([]string, error) {
 	return found, nil
 }
 
-// onChosenStrays is onStrays for a command that moves messages: it needs a filter, or --all.
-func (a app) onChosenStrays(act func(context.Context, *cli.Command, *strays) error) cli.ActionFunc {
-	return func(ctx context.Context, c *cli.Command) error {
-		chosen := c.NArg() > 0
-		for _, name := range flagNames(strayFlags(allStrays())) {
-			chosen = chosen || name != "limit" && c.IsSet(name)
-		}
-		if !chosen {
-			return usage("%s: name the queues of the messages, filter them, or pass --all", c.FullName())
-		}
-		return a.onStrays(act)(ctx, c)
-	}
-}
-
 func (a app) strandedList() *cli.Command {
 	return &cli.Command{
 		Name: "list", Usage: "list stranded messages, oldest first, with their queue, the time and the " +
 			"cause; with --json one object a line",
-		ArgsUsage: "[QUEUE…]", Description: aboutStranded, Flags: strayFlags(),
-		Action: a.onStrays(func(ctx context.Context, c *cli.Command, s *strays) error {
+		ArgsUsage: "[QUEUE…]", Description: aboutStranded, Flags: a.strandedMessages().flags,
+		Action: a.onStrays(func(ctx context.Context, c *cli.Command, l *letters) error {
 			const columns = "%-36s  %-20s  %-20s  %8s  %-12s  %s\n"
 			n := 0
-			for m, err := range s.operator.Stranded(ctx, s.queue, s.filter, s.limit) {
+			for m, err := range l.operator.Stranded(ctx, l.from(), l.filter, l.limit) {
 				if err != nil {
 					return err
 				}
@@ -172,7 +142,7 @@ func (a app) strandedList() *cli.Command {
 				}
 			}
 			if n == 0 && !c.Bool(flagJSON) {
-				_, err := fmt.Fprintf(a.out, "no such messages in queue %q\n", s.queue)
+				_, err := fmt.Fprintf(a.out, "no such messages in queue %q\n", l.from())
 				return err
 			}
 			return nil
@@ -200,10 +170,12 @@ func (a app) strandedShow() *cli.Command {
 				return usage("%s takes the ID of one message", c.FullName())
 			}
 			id := c.Args().First()
-			s := &strays{queue: strandedQueue(c), filter: operate.Filter{IDs: []string{id}}}
-			return a.withStrays(ctx, c, s, func() error {
+			one := letters{filter: operate.Filter{IDs: []string{id}}}
+			return a.withStrays(ctx, c, one, func(
+				ctx context.Context, c *cli.Command, l *letters,
+			) error {
 				found := 0
-				for m, err := range s.operator.Stranded(ctx, s.queue, s.filter, 0) {
+				for m, err := range l.operator.Stranded(ctx, l.from(), l.filter, 0) {
 					if err == nil {
 						err = a.show(c, found, m)
 					}
@@ -213,7 +185,7 @@ func (a app) strandedShow() *cli.Command {
 					found++
 				}
 				if found == 0 {
-					return notFound("there is no message %q in queue %q", id, s.queue)
+					return notFound("there is no message %q in queue %q", id, l.from())
 				}
 				return nil
 			})
@@ -222,64 +194,26 @@ func (a app) strandedShow() *cli.Command {
 }
 
 func (a app) strandedReturn() *cli.Command {
+	k := a.strandedMessages()
 	return &cli.Command{
 		Name: "return", Usage: "move stranded messages to their queues, each confirmed there before it " +
 			"leaves the stranded queue; their attempts go on",
-		ArgsUsage: "[QUEUE…]", Description: aboutStranded,
-		Flags: strayFlags(allStrays(), dryRun(), &cli.StringFlag{
-			Name: "rate", Usage: "how many, as in 50/s, 600/m or 50; as fast as possible without it",
-		}, &cli.StringFlag{Name: "to", Usage: "another `QUEUE`"}),
+		ArgsUsage: "[QUEUE…]", Description: k.about,
+		Flags: k.acting(append(goingFlags(), dryRun())...),
 		Action: func(ctx context.Context, c *cli.Command) error {
 			rate, err := rateOf(c.String("rate"))
 			if err != nil {
 				return err
 			}
-			return a.onChosenStrays(func(ctx context.Context, c *cli.Command, s *strays) error {
-				bar := a.newBar("returning")
-				r, err := s.operator.ReturnStranded(ctx, s.queue, operate.ReplayOptions{
-					Filter: s.filter, Limit: s.limit, Rate: rate, To: c.String("to"),
-					DryRun: c.Bool("dry-run"), Progress: bar.show,
-				})
-				bar.end()
-				return a.report(c, "", "returned", strandedMessage, r, err)
+			return a.onChosen(k, func(ctx context.Context, c *cli.Command, l *letters) error {
+				options := operate.MoveOptions{
+					Filter: l.filter, Limit: l.limit, Rate: rate, To: c.String("to"),
+				}
+				return a.move(c, "", "return", k.one, options,
+					func(o operate.MoveOptions) (operate.Progress, error) {
+						return l.operator.ReturnStranded(ctx, l.from(), o)
+					})
 			})(ctx, c)
 		},
-	}
-}
-
-func (a app) strandedExport() *cli.Command {
-	return &cli.Command{
-		Name:      "export",
-		Usage:     "write stranded messages as dead export does; they stay where they are",
-		ArgsUsage: "[QUEUE…]", Description: aboutStranded, Flags: strayFlags(exportFile()),
-		Action: func(ctx context.Context, c *cli.Command) error {
-			return a.export(c, "stranded message", func(w io.Writer) (total int, err error) {
-				err = a.onStrays(func(ctx context.Context, _ *cli.Command, s *strays) error {
-					n, err := s.operator.ExportStranded(ctx, s.queue, s.filter, s.limit, w)
-					total += n
-					return err
-				})(ctx, c)
-				return total, err
-			})
-		},
-	}
-}
-
-func (a app) strandedDiscard() *cli.Command {
-	return &cli.Command{
-		Name: "discard", Usage: "throw stranded messages away; asks first", ArgsUsage: "[QUEUE…]",
-		Description: aboutStranded,
-		Flags: strayFlags(allStrays(), dryRun(), &cli.BoolFlag{Name: "yes", Usage: "do not ask"},
-			&cli.StringFlag{
-				Name: "export", Usage: "write them to `FILE` first, as stranded export does; it is " +
-					"appended to",
-			}),
-		Action: a.onChosenStrays(func(ctx context.Context, c *cli.Command, s *strays) error {
-			options := operate.DiscardOptions{Filter: s.filter, Limit: s.limit}
-			return a.discard(c, "", strandedMessage, s.queue, options,
-				func(o operate.DiscardOptions) (operate.Progress, error) {
-					return s.operator.DiscardStranded(ctx, s.queue, o)
-				})
-		}),
 	}
 }

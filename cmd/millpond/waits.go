@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,10 +18,8 @@ func (a app) waiting() *cli.Command {
 		Name: "waiting", Usage: "messages that wait: list, release, cancel",
 		Commands: []*cli.Command{
 			a.waitingList(),
-			a.takeOut("release", "released", "end the wait of chosen messages: to their queue, now",
-				(*operate.Operator).Release),
-			a.takeOut("cancel", "cancelled", "end the wait of chosen messages: to the dead-letter queue",
-				(*operate.Operator).Cancel),
+			a.takeOut("release", "to their queue, now", (*operate.Operator).Release),
+			a.takeOut("cancel", "to the dead-letter queue", (*operate.Operator).Cancel),
 		},
 	}
 }
@@ -105,14 +104,12 @@ func (a app) printWaiting(c *cli.Command, waiters []operate.Waiter) error {
 	return a.table(rows)
 }
 
-// taker is Release or Cancel.
-type taker func(
-	*operate.Operator, context.Context, topology.Plan, operate.Filter,
-) (operate.Progress, error)
-
-func (a app) takeOut(name, done, use string, act taker) *cli.Command {
+func (a app) takeOut(name, where string, do func(
+	*operate.Operator, context.Context, topology.Plan, operate.MoveOptions,
+) (operate.Progress, error),
+) *cli.Command {
 	return &cli.Command{
-		Name: name, Usage: use, ArgsUsage: "[QUEUE…]",
+		Name: name, Usage: "end the wait of chosen messages: " + where, ArgsUsage: "[QUEUE…]",
 		Flags: []cli.Flag{
 			&cli.StringSliceFlag{Name: "id", Usage: "the message with this `ID`; may be repeated"},
 			&cli.BoolFlag{Name: "all", Usage: "all that wait for this queue"},
@@ -123,21 +120,19 @@ func (a app) takeOut(name, done, use string, act taker) *cli.Command {
 				return usage("name the messages with --id, or pass --all")
 			}
 			return a.each(ctx, c, c.Args().Slice(), func(s *session, plan topology.Plan) error {
-				choose := operate.Filter{IDs: c.StringSlice("id")}
+				options := operate.MoveOptions{Filter: operate.Filter{IDs: c.StringSlice("id")}}
 				if c.Bool("all") {
-					choose.Match = func(l operate.Letter) bool { return waitsFor(l.Queue, plan.Queue) }
+					options.Filter.Match = func(l operate.Letter) bool { return waitsFor(l.Queue, plan.Queue) }
 				}
-				p, err := act(s.operator, ctx, plan, choose)
-				if c.Bool(flagJSON) {
-					err = a.report(c, plan.Queue, done, "message", operate.Returned{Progress: p}, err)
-				} else {
-					fmt.Fprintf(a.out, "%s %s of %d that wait\n", done, plural(p.Done, "message"), p.Total)
-					err = matched(c, p, err)
-				}
-				if err == nil && p.Chosen == 0 {
-					return notFound("no message waits for queue %q", plan.Queue)
-				}
-				return err
+				verb := map[string]string{"cancel": "cancell"}[name] // cancelled
+				return a.move(c, plan.Queue, cmp.Or(verb, name), "waiting message", options,
+					func(o operate.MoveOptions) (p operate.Progress, err error) {
+						p, err = do(s.operator, ctx, plan, o)
+						if err == nil && p.Chosen == 0 && c.Bool("all") {
+							err = notFound("no message waits for queue %q", plan.Queue)
+						}
+						return p, err
+					})
 			})
 		},
 	}

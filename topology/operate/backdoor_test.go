@@ -37,7 +37,7 @@ func ExplainMissing(ctx context.Context, o *Operator, queue string, missing int)
 	})
 }
 
-// OnReplayStep lets f be called at each step of the replay of a key, until restore is called.
+// OnReplayStep lets f be called at each step of a replay, until restore is called.
 func OnReplayStep(f func(name string)) (restore func()) {
 	before := step
 	step = f

@@ -2,8 +2,8 @@ package operate_test
 
 import (
 	"cmp"
-	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -21,8 +21,14 @@ import (
 // types are the kinds of queue that every command is run with.
 var types = []topology.QueueType{topology.Quorum, topology.Classic}
 
-// forTypes runs a test with each of them.
+// forTypes runs a parallel test with each of them.
 func forTypes(t *testing.T, test func(t *testing.T, b *box)) {
+	t.Helper()
+	t.Parallel()
+	eachType(t, test)
+}
+
+func eachType(t *testing.T, test func(t *testing.T, b *box)) {
 	t.Helper()
 	for _, kind := range types {
 		t.Run(string(kind), func(t *testing.T) {
@@ -40,7 +46,6 @@ type box struct {
 	queue, dead string
 	strategy    topology.PerQueue
 	plan        topology.Plan
-	ch          *amqp.Channel
 }
 
 func newBox(t testing.TB, kind topology.QueueType, options ...operate.Option) *box {
@@ -53,7 +58,7 @@ func newBoxAt(
 	t testing.TB, url, queue string, strategy topology.PerQueue, options ...operate.Option,
 ) *box {
 	t.Helper()
-	b := &box{t: t, url: url, queue: queue, strategy: strategy, ch: testbroker.Channel(t, url)}
+	b := &box{t: t, url: url, queue: queue, strategy: strategy}
 	// Most nodes have no management API.
 	b.Operator = rig.OpenOperator(t, url, append(options, operate.WithoutPolicyCheck())...)
 	kind := cmp.Or(string(strategy.Type), "quorum")
@@ -61,7 +66,6 @@ func newBoxAt(
 	b.delayBy(time.Second, time.Hour)
 	b.dead = b.plan.Dead.RoutingKey
 	testbroker.Delete(t, b.dead+".originals")
-	require.NoError(t, b.ch.Confirm(false))
 	return b
 }
 
@@ -85,31 +89,47 @@ func opened(
 // publish publishes confirmed to a queue.
 func (b *box) publish(queue string, messages ...amqp.Publishing) {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), rig.Patience)
-	defer cancel()
-	var confirms []*amqp.DeferredConfirmation
-	for _, m := range messages {
-		m.DeliveryMode = amqp.Persistent
-		confirm, err := b.ch.PublishWithDeferredConfirmWithContext(ctx, "", queue, true, false, m)
-		require.NoError(b.t, err)
-		confirms = append(confirms, confirm)
-	}
-	for _, confirm := range confirms {
-		ok, err := confirm.WaitContext(ctx)
-		require.NoError(b.t, err)
-		require.True(b.t, ok, "the broker has confirmed it")
-	}
+	rig.Post(b.t, b.url, queue, messages...)
 }
 
 // died is when message i of box.die became a dead letter.
 func died(i int) time.Time { return time.Date(2026, 3, 1, 12, 0, i, 0, time.UTC) }
 
-// die publishes n dead letters, as they come from a handler, with the bodies of numbered.
-func (b *box) die(n int, changes ...func(i int, notes *header.RetryState, m *amqp.Publishing)) {
+// change makes message i another one.
+type change = func(i int, notes *header.RetryState, m *amqp.Publishing)
+
+// failed publishes n messages that failed, with the bodies of numbered, and with their notes as
+// headers. Headers that a change sets stay.
+func (b *box) failed(
+	queue string, n int, headers func(header.RetryState, string) map[string]string,
+	changes ...change,
+) {
 	b.t.Helper()
 	messages := make([]amqp.Publishing, 0, n)
 	for i, body := range numbered(0, n) {
-		notes := header.RetryState{
+		notes := header.RetryState{}
+		m := amqp.Publishing{
+			MessageId: fmt.Sprint("order-", i), CorrelationId: "c", ContentType: "application/json",
+			Timestamp: died(0), Headers: amqp.Table{"tenant": int32(i % 3)}, Body: []byte(body),
+		}
+		for _, change := range changes {
+			change(i, &notes, &m)
+		}
+		for key, value := range headers(notes, b.queue) {
+			if _, changed := m.Headers[key]; !changed {
+				m.Headers[key] = value
+			}
+		}
+		messages = append(messages, m)
+	}
+	b.publish(queue, messages...)
+}
+
+// die publishes n dead letters, as they come from a handler.
+func (b *box) die(n int, changes ...change) {
+	b.t.Helper()
+	dead := func(i int, notes *header.RetryState, _ *amqp.Publishing) {
+		*notes = header.RetryState{
 			Failures: 3, Reason: header.ReasonExhausted, Error: "connection refused",
 			Class: header.ClassRetryable, Handler: "ship", DeadAt: died(i),
 			OriginExchange: "shop", OriginRoutingKey: "order.placed",
@@ -118,49 +138,38 @@ func (b *box) die(n int, changes ...func(i int, notes *header.RetryState, m *amq
 				Class: header.ClassRetryable, Reason: header.ReasonExhausted,
 			}},
 		}
-		m := amqp.Publishing{
-			MessageId: fmt.Sprint("order-", i), CorrelationId: "c", ContentType: "application/json",
-			Timestamp: died(0), Headers: amqp.Table{"tenant": int32(i % 3)}, Body: []byte(body),
-		}
-		for _, change := range changes {
-			change(i, &notes, &m)
-		}
-		for key, value := range notes.DeadHeaders(b.queue) {
-			m.Headers[key] = value
-		}
-		messages = append(messages, m)
 	}
-	b.publish(b.dead, messages...)
+	b.failed(b.dead, n, header.RetryState.DeadHeaders, append([]change{dead}, changes...)...)
+}
+
+// other declares a queue that the plan does not know.
+func (b *box) other(args amqp.Table) string {
+	b.t.Helper()
+	name := testbroker.Queue(b.t)
+	rig.DeclareQueue(b.t, b.url, name, args)
+	return name
 }
 
 // bodies takes all messages out of a queue; n is how many must be there at least.
 func (b *box) bodies(queue string, n int) []string {
 	b.t.Helper()
-	return bodiesOf(b.drain(queue, n))
-}
-
-func bodiesOf(deliveries []amqp.Delivery) []string {
-	var bodies []string
-	for _, d := range deliveries {
-		bodies = append(bodies, string(d.Body))
-	}
-	return bodies
+	return rig.Bodies(b.drain(queue, n))
 }
 
 func (b *box) drain(queue string, n int) []amqp.Delivery {
 	b.t.Helper()
-	var taken []amqp.Delivery
-	rig.WaitFor(b.t, fmt.Sprintf("%d messages in %s", n, queue), func() bool {
-		for {
-			d, ok, err := b.ch.Get(queue, true)
-			require.NoError(b.t, err)
-			if !ok {
-				return len(taken) >= n
-			}
-			taken = append(taken, d)
-		}
-	})
-	return taken
+	return rig.Drain(b.t, b.url, queue, n)
+}
+
+// holds takes all messages out of a queue and requires that they are these, by the numbers of their
+// IDs, in this order.
+func (b *box) holds(queue, numbers string) {
+	b.t.Helper()
+	var got []string
+	for _, d := range b.drain(queue, len(strings.Fields(numbers))) {
+		got = append(got, d.MessageId[strings.LastIndex(d.MessageId, "-")+1:])
+	}
+	require.Equal(b.t, numbers, strings.Join(got, " "), queue)
 }
 
 // depth waits until a queue holds n messages.
@@ -176,12 +185,17 @@ func (b *box) listError() (err error) {
 	return err
 }
 
-// replay moves letters and requires that there is no error.
-func (b *box) replay(options operate.ReplayOptions) operate.Progress {
+// ok is the outcome of a call that ends without an error.
+func (b *box) ok(p operate.Progress, err error) operate.Progress {
 	b.t.Helper()
-	done, err := b.Replay(b.t.Context(), b.plan, options)
 	require.NoError(b.t, err)
-	return done
+	return p
+}
+
+// replay moves letters and requires that there is no error.
+func (b *box) replay(options operate.MoveOptions) operate.Progress {
+	b.t.Helper()
+	return b.ok(b.Replay(b.t.Context(), b.plan, options))
 }
 
 // letters lists what filter chooses.

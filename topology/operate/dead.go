@@ -23,7 +23,7 @@ func (o *Operator) Dead(
 	return func(yield func(Letter, error) bool) {
 		queue, err := deadQueue(plan)
 		if err == nil {
-			err = o.list(ctx, plan, queue, newLetter, filter, limit, yield)
+			err = o.list(ctx, plan, queue, -1, newLetter, filter, limit, yield)
 		}
 		if err != nil {
 			yield(Letter{}, fmt.Errorf("dead letters of queue %q: %w", plan.Queue, err))
@@ -31,16 +31,17 @@ func (o *Operator) Dead(
 	}
 }
 
-// list shows up to limit letters of a queue, as read makes them, until show returns false.
+// list shows up to limit letters of a queue, as read makes them, until show returns false. It takes
+// up to most messages, or all.
 func (o *Operator) list(
-	ctx context.Context, plan topology.Plan, queue string, read func(amqp.Delivery, int) Letter,
-	filter Filter, limit int, show func(Letter, error) bool,
+	ctx context.Context, plan topology.Plan, queue string, most int,
+	read func(amqp.Delivery, int) Letter, filter Filter, limit int, show func(Letter, error) bool,
 ) (err error) {
 	chooses, err := filter.Matcher()
 	if err != nil {
 		return err
 	}
-	t, err := o.take(ctx, plan, queue, -1)
+	t, err := o.take(ctx, plan, queue, most)
 	if err != nil {
 		return err
 	}

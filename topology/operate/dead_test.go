@@ -26,7 +26,6 @@ func ids(letters []operate.Letter) []string {
 }
 
 func TestEveryFilter(t *testing.T) {
-	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		b.die(7, func(i int, n *header.RetryState, m *amqp.Publishing) {
 			switch i {
@@ -90,7 +89,7 @@ func TestEveryFilter(t *testing.T) {
 			},
 		} {
 			require.Equal(t, c.want, ids(b.letters(c.filter)), name)
-			dry := b.replay(operate.ReplayOptions{Filter: c.filter, DryRun: true})
+			dry := b.replay(operate.MoveOptions{Filter: c.filter, DryRun: true})
 			require.Equal(t, len(c.want), dry.Chosen, name)
 		}
 		require.Len(t, b.bodies(b.dead, 7), 7)
@@ -100,7 +99,6 @@ func TestEveryFilter(t *testing.T) {
 // A letter has all fields that are known. A message that the broker has dead-lettered, or that was
 // only published to the queue, has fewer.
 func TestLetterSaysWhatIsKnown(t *testing.T) {
-	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		b.die(1,
 			func(_ int, _ *header.RetryState, m *amqp.Publishing) { m.Headers[header.Replays] = "2" })
@@ -143,7 +141,6 @@ func TestLetterSaysWhatIsKnown(t *testing.T) {
 
 // A loop that ends early gives all back, also by a panic in its body.
 func TestLoopThatEndsEarlyGivesAllBack(t *testing.T) {
-	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		b.die(1200)
 		for l, err := range b.Dead(t.Context(), b.plan, operate.Filter{}, 0) {
@@ -164,7 +161,7 @@ func TestLoopThatEndsEarlyGivesAllBack(t *testing.T) {
 // 10 000 letters of 8 KiB, 80 MiB in all, pass through in the memory of a few pages.
 // Not parallel, because the heap belongs to all tests that run.
 func TestListOfTenThousandTakesBoundedMemory(t *testing.T) {
-	forTypes(t, func(t *testing.T, b *box) {
+	eachType(t, func(t *testing.T, b *box) {
 		const dead = 10_000
 		pad := make([]byte, 8<<10)
 		b.die(dead, func(_ int, _ *header.RetryState, m *amqp.Publishing) { m.Body = pad })

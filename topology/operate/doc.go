@@ -8,7 +8,7 @@
 //	           ─► Discard
 //	           ─► ReplayKey              the letters of a key, in their order
 //	orders.line ─► Order, ReleaseKey     keys that wait, and blocked keys
-//	millpond.stranded ─► Stranded, ReturnStranded, ExportStranded, DiscardStranded
+//	millpond.stranded ─► Stranded, ReturnStranded, DiscardStranded
 //
 // An Operator needs the broker's URL. With the management API its View is everything that millpond
 // has in the virtual host, with the Plan of each queue. All else works on the Plan of one queue:
@@ -19,7 +19,7 @@
 //	for letter, err := range operator.Dead(ctx, plan, permanent, 0) {
 //		fmt.Println(letter.ID, letter.DeadAt, letter.Error)
 //	}
-//	done, err := operator.Replay(ctx, plan, operate.ReplayOptions{
+//	done, err := operator.Replay(ctx, plan, operate.MoveOptions{
 //		Filter: operate.Filter{Error: "connection refused"}, Rate: 50,
 //	})
 //

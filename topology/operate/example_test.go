@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"iter"
 	"log"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
@@ -21,17 +23,21 @@ import (
 // What Export writes, and Import reads: a line for each message, from which it can
 // be made again, type for type.
 func ExampleEncode() {
-	line, err := operate.Encode(amqp.Delivery{
+	letter := operate.Letter{Delivery: amqp.Delivery{
 		MessageId: "order-7", Headers: amqp.Table{"weight": int32(12)}, Body: []byte("one kettle"),
-	})
+	}}
+	line, err := operate.Encode(letter.Delivery)
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
 	d, err := operate.Decode(line)
 	fmt.Printf("%s %T %s %v\n", d.MessageId, d.Headers["weight"], d.Body, err)
+	one := func(yield func(operate.Letter, error) bool) { yield(letter, nil) } // Operator.Dead
+	fmt.Println(operate.Export(io.Discard, one))
 	// Output:
 	// order-7 int32 one kettle <nil>
+	// 1 <nil>
 }
 
 // Headers of any type as the tool shows them.
@@ -89,47 +95,29 @@ func ExampleFingerprint() {
 	// 12a9ab54e4ad order # of <email>: dial tcp <address>: i/o timeout after #
 }
 
-// Each error has its own way out.
+// Each error has its own way out; errors.Is tells them apart.
 func ExampleErrUnsafe() {
-	for _, err := range []error{
-		operate.ErrUnsafe, operate.ErrInvalidOptions, operate.ErrNotConfirmed, operate.ErrUnsafePeek,
-		operate.ErrNoQueue, operate.ErrTooSlow, operate.ErrUnreadable, operate.ErrStopped,
-		operate.ErrUnsettled, operate.ErrBrakeOpen, operate.ErrNoBrake,
+	for _, way := range []struct {
+		err error
+		out string
+	}{
+		{operate.ErrUnsafe, "nothing was done"},
+		{operate.ErrInvalidOptions, "nothing was done"},
+		{operate.ErrNotConfirmed, "nothing was done"},
+		{operate.ErrUnsafePeek, "name the management API"},
+		{operate.ErrNoQueue, "name the queue"},
+		{operate.ErrTooSlow, "ask for fewer"},
+		{operate.ErrUnreadable, "see the package's documentation"},
+		{operate.ErrStopped, "the cause is not gone"},
+		{operate.ErrUnsettled, "look at the service"},
+		{operate.ErrBrakeOpen, "the services consume already"},
+		{operate.ErrNoBrake, "compare the name with the names of Brakes"},
 	} {
-		switch err := fmt.Errorf("orders: %w", err); {
-		case errors.Is(err, operate.ErrUnsafe), errors.Is(err, operate.ErrInvalidOptions),
-			errors.Is(err, operate.ErrNotConfirmed):
-			fmt.Println("nothing was done:", err)
-		case errors.Is(err, operate.ErrUnsafePeek):
-			fmt.Println("name the management API:", err)
-		case errors.Is(err, operate.ErrNoQueue):
-			fmt.Println("name the queue:", err)
-		case errors.Is(err, operate.ErrTooSlow):
-			fmt.Println("ask for fewer:", err)
-		case errors.Is(err, operate.ErrUnreadable):
-			fmt.Println("see the package's documentation:", err)
-		case errors.Is(err, operate.ErrStopped):
-			fmt.Println("the cause is not gone:", err)
-		case errors.Is(err, operate.ErrUnsettled):
-			fmt.Println("look at the service:", err)
-		case errors.Is(err, operate.ErrBrakeOpen):
-			fmt.Println("the services consume already:", err)
-		case errors.Is(err, operate.ErrNoBrake):
-			fmt.Println("compare the name with the names of Brakes:", err)
+		if err := fmt.Errorf("orders: %w", way.err); errors.Is(err, operate.ErrUnsafePeek) {
+			fmt.Printf("%v: %s", err, way.out)
 		}
 	}
-	// Output:
-	// nothing was done: orders: not safe
-	// nothing was done: orders: the options make no sense
-	// nothing was done: orders: not confirmed
-	// name the management API: orders: looking at its messages may delete them
-	// name the queue: orders: the plan does not say which queue keeps its dead letters
-	// ask for fewer: orders: looking has taken too long
-	// see the package's documentation: orders: a message cannot be read
-	// the cause is not gone: orders: too many of the replayed letters are dead again
-	// look at the service: orders: it is still open what becomes of the replayed letters
-	// the services consume already: orders: the brake is not stopped
-	// compare the name with the names of Brakes: orders: there is no such brake
+	// Output: orders: looking at its messages may delete them: name the management API
 }
 
 // A planned downtime of the payment provider: the services that share the brake stop consuming, and
@@ -280,13 +268,13 @@ func ExampleOperator() {
 	var plan topology.Plan         // of topology.PlanFor
 	ctx := context.Background()
 	// The letters that failed on the outage go back, ten a second, and are counted.
-	moved, err := operator.Replay(ctx, plan, operate.ReplayOptions{
+	moved, err := operator.Replay(ctx, plan, operate.MoveOptions{
 		Filter: operate.Filter{Error: "connection refused"}, Rate: 10,
 		Progress: func(p operate.Progress) { log.Print(p.Seen, " of ", p.Total) },
 	})
 	log.Print(moved.Chosen, err)
 	// Letters that nothing can repair are thrown away, at most a hundred at once.
-	gone, err := operator.Discard(ctx, plan, operate.DiscardOptions{
+	gone, err := operator.Discard(ctx, plan, operate.MoveOptions{
 		Filter: operate.Filter{Error: "no such customer"}, Limit: 100,
 	})
 	log.Print(gone.Chosen, err)
@@ -300,7 +288,9 @@ func ExampleOperator() {
 		var one operate.Waiter = w
 		log.Print(one.ID, one.Due, err)
 	}
-	released, err := operator.Release(ctx, plan, operate.Filter{Delay: time.Hour})
+	released, err := operator.Release(ctx, plan, operate.MoveOptions{
+		Filter: operate.Filter{Delay: time.Hour},
+	})
 	log.Print(released.Chosen, err)
 	// Wait queues of an older policy are deleted when they are empty.
 	pruned, err := operator.Prune(ctx, []topology.Plan{plan}, operate.PruneOptions{
@@ -324,10 +314,8 @@ func ExampleOperator_ReturnStranded() {
 		var stranded operate.StrandedMessage = m
 		log.Print(stranded.ID, stranded.DeadAt, stranded.Why)
 	}
-	var options operate.ReplayOptions
-	options.Filter = forOrders
-	var returned operate.Returned
-	returned, err := operator.ReturnStranded(context.Background(), queue, options)
+	returned, err := operator.ReturnStranded(context.Background(), queue,
+		operate.MoveOptions{Filter: forOrders})
 	log.Print(returned.Done, err)
 	for _, left := range returned.Left {
 		var count operate.QueueCount = left
@@ -340,25 +328,81 @@ func ExampleOperator_ReturnStranded() {
 
 // Each cause has its own way out.
 func ExampleCause() {
-	for _, cause := range []operate.Cause{
-		operate.CauseQueueGone, operate.CauseBindingGone, operate.CauseKeyChanged, operate.CauseOver,
-		operate.CauseUnknown,
-	} {
-		switch cause {
-		case operate.CauseQueueGone, operate.CauseBindingGone:
-			fmt.Println(cause, "- start the service, which declares its plan")
-		case operate.CauseKeyChanged:
-			fmt.Println(cause, "- narrow the policy")
-		case operate.CauseOver:
-			fmt.Println(cause, "- return the message")
-		case operate.CauseUnknown:
-			fmt.Println(cause, "- name the management API")
+	start := "start the service, which declares its plan"
+	ways := map[operate.Cause]string{
+		operate.CauseQueueGone: start, operate.CauseBindingGone: start,
+		operate.CauseKeyChanged: "narrow the policy", operate.CauseOver: "return the message",
+		operate.CauseUnknown: "name the management API",
+	}
+	fmt.Println(ways[operate.Cause("key_changed")])
+	// Output: narrow the policy
+}
+
+// A replay of all letters of an outage: three first, then ten, a hundred, and the rest. Then by
+// itself, beside the service: the canary every ten minutes until it is handled, then the rest.
+func ExampleOperator_Ramp() {
+	var operator *operate.Operator // of Open
+	var plan topology.Plan         // of topology.PlanFor
+	ctx := context.Background()
+	options := operate.RampOptions{
+		MoveOptions: operate.MoveOptions{
+			Filter: operate.Filter{Error: "connection refused"}, Rate: 50,
+		},
+		Canary: 3, Steps: []int{10, 100}, StopAt: 0.05,
+		Report: func(r operate.RampResult) { log.Print(r.Step, ": ", r.Replayed(), " replayed") },
+	}
+	var rehearsal operate.Rehearsal
+	rehearsal, err := operator.Rehearse(ctx, plan, options)
+	for _, f := range rehearsal.Findings {
+		if f.Problem == operate.Unconsumed || f.Problem == operate.Forbidden {
+			log.Print(f, err)
+			return
 		}
 	}
+	result, err := operator.Ramp(ctx, plan, options)
+	log.Print(result, err)
+	err = operator.RampEvery(ctx, plan, operate.RepeatOptions{
+		RampOptions: options, Every: 10 * time.Minute,
+		Ran: func(r operate.RampResult, err error) { log.Print(r, err) },
+	})
+	log.Print(err)
+}
+
+// All letters are in one place.
+func ExampleRampResult_String() {
+	r := operate.RampResult{Started: 100, Handled: 88, DeadAgain: 6, Waiting: 3, Unsettled: 1, Left: 2}
+	fmt.Println(r)
+	fmt.Println(r.Replayed(), "replayed")
 	// Output:
-	// queue_gone - start the service, which declares its plan
-	// binding_gone - start the service, which declares its plan
-	// key_changed - narrow the policy
-	// over - return the message
-	// unknown - name the management API
+	// started 100 = handled 88 + dead again 6 + waiting 3 + unsettled 1 + left 2
+	// 98 replayed
+}
+
+// Replays the letters of a key in their order, and lets other keys go on without their letters.
+func ExampleKeyOf() {
+	letter := operate.Letter{Delivery: amqp.Delivery{
+		Headers: amqp.Table{keys.DeadKey: "order 17", keys.DeadLine: "block 1 3-17"},
+	}}
+	fmt.Println(operate.KeyOf(letter), "-", operate.ErrNotBlocked)
+	decide := func(ctx context.Context, operator *operate.Operator, plan topology.Plan) error {
+		var state operate.OrderState
+		state, err := operator.Order(ctx, plan)
+		if err != nil {
+			return err
+		}
+		for _, found := range state.BlockedKeys() {
+			var key operate.OrderKey = found
+			err := operator.ReleaseKey(ctx, plan, key.Key, key.Mark)
+			if err != nil && !errors.Is(err, operate.ErrNotBlocked) { // another person was faster
+				return err
+			}
+		}
+		last, err := operator.FindKey(ctx, plan, "", "3-17") // however many keys wait
+		if err == nil {
+			_, err = operator.ReplayKey(ctx, plan, last.Key, operate.MoveOptions{})
+		}
+		return err
+	}
+	_ = decide
+	// Output: order 17 - the key is not blocked by this dead letter
 }

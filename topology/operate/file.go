@@ -3,6 +3,7 @@ package operate
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,34 +14,23 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// Export writes the dead letters that filter chooses to w, up to limit of them if it is not 0, each
-// a line of JSON that Import reads (see Encode), and returns their number. They stay in the queue.
-func (o *Operator) Export(
-	ctx context.Context, plan topology.Plan, filter Filter, limit int, w io.Writer,
-) (int, error) {
-	n, writeErr, err := export(w, o.Dead(ctx, plan, filter, limit))
-	if writeErr != nil {
-		err = fmt.Errorf("export dead letters of queue %q: %w", plan.Queue, writeErr)
-	}
-	return n, err
-}
-
-// export writes letters to w, up to the first error of them or of w.
-func export(w io.Writer, letters iter.Seq2[Letter, error]) (n int, writeErr, err error) {
+// Export writes letters, as Dead returns them, to w, each a line of JSON that Import reads (see
+// Encode), and returns their number. It ends with the first error of the letters or of w.
+func Export(w io.Writer, letters iter.Seq2[Letter, error]) (n int, err error) {
 	for l, err := range letters {
-		if err != nil {
-			return n, nil, err
+		var line []byte
+		if err == nil {
+			line, err = Encode(l.Delivery)
 		}
-		line, err := Encode(l.Delivery)
 		if err == nil {
 			_, err = w.Write(append(line, '\n'))
 		}
 		if err != nil {
-			return n, err, nil
+			return n, fmt.Errorf("export: %w", err)
 		}
 		n++
 	}
-	return n, nil, nil
+	return n, nil
 }
 
 // ImportOptions say where Import puts messages.
@@ -69,70 +59,52 @@ func (o *Operator) Import(
 			return 0, fmt.Errorf("import: %w", err)
 		}
 	}
-	i := &importer{ImportOptions: options, operator: o, queue: queue, done: options.Skip}
 	in := bufio.NewReaderSize(r, 64<<10)
-	for more := true; more && err == nil; {
-		more, err = i.batch(ctx, in)
-	}
-	if err != nil {
-		err = fmt.Errorf("import to queue %q: lines up to %d are confirmed: %w", queue, i.done, err)
-	}
-	return i.done, err
-}
-
-type importer struct {
-	ImportOptions
-	operator *Operator
-	queue    string
-	read     int // lines
-	done     int // of them, without a gap
-}
-
-// batch publishes the next lines and waits until all are confirmed. After an error, too, a publish
-// that was begun is finished. more is false after the last line.
-func (i *importer) batch(ctx context.Context, in *bufio.Reader) (more bool, err error) {
-	var waits []func() error
-	more = true
-	for size := 0; more && len(waits) < maxUnderWay && size < maxBytesUnderWay && err == nil; {
-		var line []byte
-		var wait func() error
-		line, err = in.ReadBytes('\n')
-		if more = err == nil; errors.Is(err, io.EOF) {
-			err = nil
+	lines = options.Skip // confirmed, without a gap
+	for read, more := 0, true; more && err == nil; {
+		var waits []func() error
+		for size := 0; more && len(waits) < maxUnderWay && size < maxBytesUnderWay; {
+			line, readErr := in.ReadBytes('\n')
+			if more = readErr == nil; !more && !errors.Is(readErr, io.EOF) {
+				err = readErr
+			}
+			if err == nil && len(line) > 0 {
+				err = context.Cause(ctx)
+			}
+			if err != nil || len(line) == 0 {
+				break
+			}
+			if read++; read <= options.Skip {
+				continue
+			}
+			var wait func() error
+			if wait, err = o.importLine(ctx, queue, line); err != nil {
+				err = fmt.Errorf("line %d: %w", read, err)
+				break
+			}
+			waits, size = append(waits, wait), size+len(line)
 		}
-		if err == nil && len(line) > 0 {
-			err = context.Cause(ctx)
-		}
-		if err != nil || len(line) == 0 {
-			break
-		}
-		if i.read++; i.read <= i.Skip {
-			continue
-		}
-		if wait, err = i.publish(ctx, line); err != nil {
-			err = fmt.Errorf("line %d: %w", i.read, err)
-			break
-		}
-		waits, size = append(waits, wait), size+len(line)
-	}
-	gap := false
-	for _, wait := range waits {
-		waitErr := wait()
-		if gap = gap || waitErr != nil; !gap {
-			i.done++
-			if i.Progress != nil {
-				i.Progress(i.done)
+		var failed error // after an error, too, a publish that was begun is finished
+		for _, wait := range waits {
+			if failed = cmp.Or(failed, wait()); failed != nil {
+				continue
+			}
+			if lines++; options.Progress != nil {
+				options.Progress(lines)
 			}
 		}
-		if err == nil {
-			err = waitErr
-		}
+		err = cmp.Or(err, failed)
 	}
-	return more, err
+	if err != nil {
+		err = fmt.Errorf("import to queue %q: lines up to %d are confirmed: %w", queue, lines, err)
+	}
+	return lines, err
 }
 
-// publish begins to publish a line. An empty one is none.
-func (i *importer) publish(ctx context.Context, line []byte) (wait func() error, err error) {
+// importLine begins to publish a line. An empty one is none.
+func (o *Operator) importLine(
+	ctx context.Context, queue string, line []byte,
+) (wait func() error, err error) {
 	if len(bytes.TrimSpace(line)) == 0 {
 		return func() error { return nil }, nil
 	}
@@ -141,5 +113,5 @@ func (i *importer) publish(ctx context.Context, line []byte) (wait func() error,
 		return nil, err
 	}
 	msg := wire.Publishing(&d, func(string) bool { return false }, nil)
-	return i.operator.startPublish(context.WithoutCancel(ctx), "", i.queue, msg)
+	return o.startPublish(context.WithoutCancel(ctx), "", queue, msg)
 }

@@ -4,10 +4,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 	"unicode"
@@ -100,7 +100,6 @@ func FuzzDecode(f *testing.F) {
 
 // Messages that were exported, thrown away and imported are unchanged.
 func TestExportDiscardImport(t *testing.T) {
-	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		const dead = 700
 		b.die(dead, func(i int, _ *header.RetryState, m *amqp.Publishing) {
@@ -113,17 +112,10 @@ func TestExportDiscardImport(t *testing.T) {
 		})
 		before := b.letters(operate.Filter{})
 		var file bytes.Buffer
-		n, err := b.Export(t.Context(), b.plan, operate.Filter{}, 0, &file)
+		n, err := operate.Export(&file, b.Dead(t.Context(), b.plan, operate.Filter{}, 0))
 		require.NoError(t, err)
 		require.Equal(t, dead, n)
-
-		done, err := b.Discard(t.Context(), b.plan, operate.DiscardOptions{DryRun: true})
-		require.NoError(t, err)
-		require.Equal(t, operate.Progress{Total: dead, Seen: dead, Chosen: dead}, done)
-		b.depth(b.dead, dead)
-		done, err = b.Discard(t.Context(), b.plan, operate.DiscardOptions{})
-		require.NoError(t, err)
-		require.Equal(t, dead, done.Done)
+		require.Equal(t, dead, b.ok(b.Discard(t.Context(), b.plan, operate.MoveOptions{})).Done)
 		b.depth(b.dead, 0)
 
 		var told int
@@ -148,7 +140,6 @@ func TestExportDiscardImport(t *testing.T) {
 // An import that stopped is continued where it was, or fails without doing
 // anything twice.
 func TestImportGoesOn(t *testing.T) {
-	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		var file bytes.Buffer
 		for i := range 20 {
@@ -181,35 +172,27 @@ func TestImportGoesOn(t *testing.T) {
 	})
 }
 
-// What cannot be kept is not thrown away.
+// fullSoon is a disk that is full after one write.
+type fullSoon struct{ kept []byte }
+
+func (f *fullSoon) Write(p []byte) (int, error) {
+	if f.kept != nil {
+		return 0, syscall.ENOSPC
+	}
+	f.kept = bytes.Clone(p)
+	return len(p), nil
+}
+
+func (f *fullSoon) Sync() error { return nil }
+
+// What cannot be kept is not thrown away: the second batch stays, and all behind it.
 func TestDiscardKeepsWhatCannotBeKept(t *testing.T) {
-	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		b.die(450)
-		full := errors.New("disk full")
-		var kept int
-		keep := func(letters []operate.Letter) error {
-			if kept > 0 {
-				return full
-			}
-			kept += len(letters)
-			return nil
-		}
-		done, err := b.Discard(t.Context(), b.plan, operate.DiscardOptions{Before: keep})
-		require.ErrorIs(t, err, full)
-		require.Equal(t, kept, done.Done)
-		require.Len(t, b.bodies(b.dead, 450-kept), 450-kept)
-		b.die(10)
-		done, err = b.Discard(
-			t.Context(), b.plan,
-			operate.DiscardOptions{
-				Filter: operate.Filter{Headers: map[string]string{"tenant": "1"}}, Limit: 2,
-			},
-		)
-		require.NoError(t, err)
-		require.Equal(t, 2, done.Done)
-		require.Equal(t,
-			strings.Fields(`{"n":0} {"n":2} {"n":3} {"n":5} {"n":6} {"n":7} {"n":8} {"n":9}`),
-			b.bodies(b.dead, 8))
+		file := &fullSoon{}
+		done, err := b.Discard(t.Context(), b.plan, operate.MoveOptions{KeepIn: file})
+		require.ErrorIs(t, err, syscall.ENOSPC)
+		require.Equal(t, []int{64, 64}, []int{bytes.Count(file.kept, []byte("\n")), done.Done})
+		require.Equal(t, numbered(64, 450), b.bodies(b.dead, 450-64))
 	})
 }

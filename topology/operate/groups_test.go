@@ -109,7 +109,6 @@ func FuzzFingerprint(f *testing.F) {
 
 // Groups say when, how many by queue, handler and reason, and an example.
 func TestGroupsByCause(t *testing.T) {
-	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		b.die(7, func(i int, n *header.RetryState, _ *amqp.Publishing) {
 			if i < 4 {
@@ -139,9 +138,9 @@ func TestGroupsByCause(t *testing.T) {
 		require.Equal(t, "connection refused", groups[1].Error)
 		require.Equal(t, "(no error: exhausted)", groups[2].Error)
 
-		done := b.replay(operate.ReplayOptions{Filter: operate.Filter{Group: "0"}})
+		done := b.replay(operate.MoveOptions{Filter: operate.Filter{Group: "0"}})
 		require.Zero(t, done.Done, "a filter that matches nothing changes nothing")
-		done = b.replay(operate.ReplayOptions{Filter: operate.Filter{Group: groups[0].ID}})
+		done = b.replay(operate.MoveOptions{Filter: operate.Filter{Group: groups[0].ID}})
 		require.Equal(t, 4, done.Done)
 		require.Len(t, b.letters(operate.Filter{}), 3)
 	})

@@ -62,62 +62,47 @@ func beKilled(words []string) error {
 			tell(p.Done)
 		}
 	}
-	keepIn := func(letters []operate.Letter) error {
-		f, err := os.OpenFile(file, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-		if err != nil {
+	options := operate.MoveOptions{Progress: progress}
+	var delays []time.Duration
+	switch command {
+	case "edit":
+		options.Edit = repair
+	case "discard", "discard stranded":
+		options.KeepIn, err = os.OpenFile(file, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	case "ramp":
+		delays = []time.Duration{time.Second, time.Hour}
+	case "release", "cancel":
+		delays = []time.Duration{time.Hour}
+	}
+	if err != nil {
+		return err
+	}
+	if delays != nil {
+		if plan, err = strategy.Plan(queue, delays); err != nil {
 			return err
 		}
-		for _, l := range letters {
-			line, err := operate.Encode(l.Delivery)
-			if err == nil {
-				_, err = f.Write(append(line, '\n'))
-			}
-			if err != nil {
-				return err
-			}
-		}
-		return errors.Join(f.Sync(), f.Close())
 	}
 	switch command {
 	case "return":
-		_, err = o.ReturnStranded(ctx, plan.Dead.RoutingKey, operate.ReplayOptions{Progress: progress})
+		_, err = o.ReturnStranded(ctx, plan.Dead.RoutingKey, options)
 	case "discard stranded":
-		_, err = o.DiscardStranded(ctx, plan.Dead.RoutingKey,
-			operate.DiscardOptions{Progress: progress, Before: keepIn})
-	case "replay":
-		_, err = o.Replay(ctx, plan, operate.ReplayOptions{Progress: progress})
-	case "edit":
-		_, err = o.Replay(ctx, plan, operate.ReplayOptions{Progress: progress, Edit: repair})
+		_, err = o.DiscardStranded(ctx, plan.Dead.RoutingKey, options)
+	case "replay", "edit":
+		_, err = o.Replay(ctx, plan, options)
 	case "ramp":
-		if plan, err = strategy.Plan(queue, []time.Duration{time.Second, time.Hour}); err != nil {
-			return err
-		}
-		_, err = o.Ramp(ctx, plan, operate.RampOptions{
-			ReplayOptions: operate.ReplayOptions{Progress: progress}, Canary: -1,
-		})
+		_, err = o.Ramp(ctx, plan, operate.RampOptions{MoveOptions: options, Canary: -1})
 	case "discard":
-		_, err = o.Discard(ctx, plan, operate.DiscardOptions{Progress: progress, Before: keepIn})
+		_, err = o.Discard(ctx, plan, options)
+	case "release":
+		_, err = o.Release(ctx, plan, options)
+	case "cancel":
+		_, err = o.Cancel(ctx, plan, options)
 	case "import":
 		f, openErr := os.Open(file)
 		if openErr != nil {
 			return openErr
 		}
 		_, err = o.Import(ctx, plan, f, operate.ImportOptions{Progress: tell})
-	case "release", "cancel":
-		n := 0
-		all := operate.Filter{Match: func(operate.Letter) bool {
-			n++
-			tell(n)
-			return true
-		}}
-		if plan, err = strategy.Plan(queue, []time.Duration{time.Hour}); err != nil {
-			return err
-		}
-		act := o.Release
-		if command == "cancel" {
-			act = o.Cancel
-		}
-		_, err = act(ctx, plan, all)
 	case "list":
 		for l, listErr := range o.Dead(ctx, plan, operate.Filter{}, 0) {
 			if err = listErr; err == nil {
@@ -193,7 +178,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 				case "edit":
 					step = 100
 				case "discard", "discard stranded":
-					step = 200 // a batch
+					step = 256 // the end of a batch
 				}
 				n := step*kills + 100
 				most := 64 * kills
@@ -210,9 +195,8 @@ func TestKilledInTheMiddle(t *testing.T) {
 				if command == "import" {
 					f, err := os.Create(file)
 					require.NoError(t, err)
-					_, err = b.Export(t.Context(), b.plan, operate.Filter{}, 0, f)
-					require.NoError(t, err)
-					require.NoError(t, f.Close())
+					_, err = operate.Export(f, b.Dead(t.Context(), b.plan, operate.Filter{}, 0))
+					require.NoError(t, errors.Join(err, f.Close()))
 					require.Len(t, b.bodies(b.dead, n), n)
 				}
 				for range kills {
@@ -225,11 +209,11 @@ func TestKilledInTheMiddle(t *testing.T) {
 						var err error
 						switch command {
 						case "replay", "ramp":
-							_, err = b.Replay(t.Context(), b.plan, operate.ReplayOptions{})
+							_, err = b.Replay(t.Context(), b.plan, operate.MoveOptions{})
 						case "edit":
-							_, err = b.Replay(t.Context(), b.plan, operate.ReplayOptions{Edit: repair})
+							_, err = b.Replay(t.Context(), b.plan, operate.MoveOptions{Edit: repair})
 						case "return":
-							_, err = b.ReturnStranded(t.Context(), b.dead, operate.ReplayOptions{})
+							_, err = b.ReturnStranded(t.Context(), b.dead, operate.MoveOptions{})
 						}
 						require.NoError(t, err)
 						for _, queue := range queues {
@@ -251,7 +235,6 @@ func TestKilledInTheMiddle(t *testing.T) {
 				case "cancel":
 					all(b.dead, b.waits(time.Hour).Name)
 				case "discard", "discard stranded":
-					most = 200 * kills
 					testbroker.WaitFor(t, "all letters in the queue or the file", rig.Patience, func() bool {
 						clear(counts)
 						data, err := os.ReadFile(file)

@@ -56,18 +56,11 @@ type Letter struct {
 	waits time.Duration // the delay of its wait queue
 }
 
-// newLetter reads a delivery, which it keeps without the means to settle it.
+// newLetter reads a dead letter.
 func newLetter(d amqp.Delivery, position int) Letter {
-	d.Acknowledger = nil
 	get := textOf(&d)
 	queue, state := header.ParseDead(get)
-	l := Letter{
-		ID: idOf(&d), Position: position, Queue: queue,
-		DeadAt: state.DeadAt, Attempts: state.Failures, Reason: state.Reason, Error: state.Error,
-		Class: state.Class, Handler: state.Handler, Deadline: state.Deadline,
-		DeadlineFrom: state.DeadlineFrom, Replays: header.ParseReplays(get), History: state.History,
-		OriginExchange: state.OriginExchange, OriginRoutingKey: state.OriginRoutingKey, Delivery: d,
-	}
+	l := letterOf(d, position, queue, state)
 	if l.Error == "" {
 		l.Error, _ = get(wmiddleware.ReasonForPoisonedKey)
 	}
@@ -76,6 +69,19 @@ func newLetter(d amqp.Delivery, position int) Letter {
 	}
 	l.readDeath()
 	return l
+}
+
+// letterOf keeps a delivery without the means to settle it.
+func letterOf(d amqp.Delivery, position int, queue string, state header.RetryState) Letter {
+	d.Acknowledger = nil
+	return Letter{
+		ID: idOf(&d), Position: position, Queue: queue,
+		DeadAt: state.DeadAt, Attempts: state.Failures, Reason: state.Reason, Error: state.Error,
+		Class: state.Class, Handler: state.Handler, Deadline: state.Deadline,
+		DeadlineFrom: state.DeadlineFrom, Replays: header.ParseReplays(textOf(&d)),
+		History: state.History, OriginExchange: state.OriginExchange,
+		OriginRoutingKey: state.OriginRoutingKey, Delivery: d,
+	}
 }
 
 // readDeath reads the fields of a letter that the broker has dead-lettered.

@@ -1,6 +1,8 @@
 package operate
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -19,14 +21,12 @@ const (
 )
 
 // mover publishes messages and acks each once it is confirmed, in batches and in their order.
-// After the first failure it takes no more.
+// Messages that are thrown away are acked at the end of their batch. After the first failure it
+// takes no more.
 type mover struct {
-	ctx      context.Context // without a cancel: a publish that was begun is finished
-	operator *Operator
-	taken    *taking
-	done     func() // called for each that was moved
-	// unroutable, if it is set, is called for a message that no queue took, in place of a failure.
-	unroutable func(d amqp.Delivery)
+	ctx    context.Context // without a cancel: a publish that was begun is finished
+	replay *replay
+	taken  *taking
 
 	pending chan movement
 	settled chan struct{}
@@ -35,6 +35,7 @@ type mover struct {
 	// The batch that is open.
 	open            sync.WaitGroup
 	messages, bytes int
+	dropped         []movement // messages to throw away
 
 	mu  sync.Mutex
 	err error
@@ -42,12 +43,13 @@ type mover struct {
 
 type movement struct {
 	d    amqp.Delivery
+	l    Letter
 	wait func() error
 }
 
-func newMover(ctx context.Context, o *Operator, taken *taking, done func()) *mover {
+func newMover(ctx context.Context, r *replay, taken *taking) *mover {
 	m := &mover{
-		ctx: context.WithoutCancel(ctx), operator: o, taken: taken, done: done,
+		ctx: context.WithoutCancel(ctx), replay: r, taken: taken,
 		pending: make(chan movement, maxUnderWay), settled: make(chan struct{}),
 		failed: make(chan struct{}),
 	}
@@ -55,28 +57,28 @@ func newMover(ctx context.Context, o *Operator, taken *taking, done func()) *mov
 	return m
 }
 
-// move begins to move d, which becomes msg, to an exchange or a queue. With an error, which may
-// come from an earlier message, d stays with the caller. The goroutine that takes the messages
-// calls it.
-func (m *mover) move(d amqp.Delivery, exchange, routingKey string, msg amqp.Publishing) error {
+// move begins to move d. With an error, which may come from an earlier message, d stays with the
+// caller. The goroutine that takes the messages calls it.
+func (m *mover) move(d amqp.Delivery, l Letter, c copied) error {
 	if m.bytes > 0 && m.bytes+len(d.Body) > maxBytesUnderWay {
 		m.flush()
 	}
-	m.mu.Lock()
-	err := m.err
-	m.mu.Unlock()
-	var wait func() error
-	if err == nil {
-		wait, err = m.operator.startPublish(m.ctx, exchange, routingKey, msg)
+	next, err := movement{d: d, l: l}, m.failure()
+	if err == nil && m.replay.become != nil {
+		next.wait, err = m.replay.operator.startPublish(m.ctx, c.Exchange, c.RoutingKey, c.msg)
 	}
 	if err != nil {
 		return err
 	}
 	m.messages++
 	m.bytes += len(d.Body)
-	m.open.Add(1)
-	m.pending <- movement{d, wait}
-	if m.messages == maxUnderWay {
+	if next.wait == nil {
+		m.dropped = append(m.dropped, next)
+	} else {
+		m.open.Add(1)
+		m.pending <- next
+	}
+	if m.messages == maxUnderWay || m.replay.alone {
 		m.flush()
 	}
 	return nil
@@ -86,8 +88,35 @@ func (m *mover) move(d amqp.Delivery, exchange, routingKey string, msg amqp.Publ
 // acks: the broker forgets acks that it keeps back when the connection ends.
 func (m *mover) flush() {
 	m.open.Wait()
+	m.drop()
 	m.fail(m.taken.explain(m.taken.Flush()))
 	m.messages, m.bytes = 0, 0
+	step("the old queue has the acks")
+}
+
+// drop throws the messages of the batch away. After an error they stay.
+func (m *mover) drop() {
+	err := m.failure()
+	if file := m.replay.KeepIn; err == nil && file != nil && len(m.dropped) > 0 {
+		var lines bytes.Buffer
+		_, err = Export(&lines, func(yield func(Letter, error) bool) {
+			for _, p := range m.dropped {
+				if !yield(p.l, nil) {
+					return
+				}
+			}
+		})
+		if err == nil {
+			_, err = file.Write(lines.Bytes())
+		}
+		if err == nil {
+			err = file.Sync()
+		}
+	}
+	for _, p := range m.dropped {
+		m.end(p.d, err)
+	}
+	m.dropped = nil
 }
 
 // fail keeps the first failure.
@@ -100,33 +129,54 @@ func (m *mover) fail(err error) {
 	}
 }
 
+func (m *mover) failure() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.err
+}
+
 // settle acks the messages that are confirmed.
 func (m *mover) settle() {
 	defer close(m.settled)
 	for p := range m.pending {
-		err := p.wait()
-		if err == nil {
-			err = p.d.Ack(false)
-		}
-		if err == nil {
-			m.done()
-		} else {
-			m.taken.Keep(p.d.DeliveryTag)
-		}
-		if m.unroutable != nil && errors.Is(err, topology.ErrUnroutable) {
-			m.unroutable(p.d)
-		} else {
-			m.fail(err)
-		}
+		m.end(p.d, p.wait())
 		m.open.Done()
 	}
 }
 
-// finish waits for the publishes under way and returns the first failure.
-func (m *mover) finish() error {
+// step is told of each step of a move, by tests that end the process there.
+var step = func(string) {}
+
+// end acks a message, or keeps it where err says that it is not at its goal.
+func (m *mover) end(d amqp.Delivery, err error) {
+	if err == nil {
+		step("a copy is confirmed")
+		err = d.Ack(false)
+	}
+	if err == nil {
+		m.replay.count(func(p *Progress) { p.Done++ })
+		return
+	}
+	m.taken.Keep(d.DeliveryTag)
+	if !errors.Is(err, topology.ErrUnroutable) || !m.replay.leave(&d) {
+		m.fail(err)
+	}
+}
+
+// errStopped: the mover takes no more; it knows why.
+var errStopped = errors.New("stopped")
+
+// finish waits for the publishes under way and returns the first failure, or failed, with which the
+// look at the messages has ended.
+func (m *mover) finish(failed error) error {
 	close(m.pending)
 	<-m.settled
-	return m.err
+	if errors.Is(failed, errStopped) {
+		failed = nil
+	}
+	m.fail(failed)
+	m.drop()
+	return cmp.Or(failed, m.err)
 }
 
 // catchUp is the part of a delay that is made up for by going faster afterwards.
@@ -162,14 +212,7 @@ func (p *pace) wait(ctx context.Context) error {
 	if pause <= 0 {
 		return context.Cause(ctx)
 	}
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	return sleep(ctx, pause)
 }
 
 // Progress counts the messages of a call, while it runs and at its end.
@@ -184,8 +227,14 @@ type Progress struct {
 	// less than Chosen while publishes are under way, and in a dry run.
 	Done int `json:"done"`
 	// Foreign were chosen, but not taken, because their headers name another queue, or none with
-	// ReplayOptions.Named.
+	// MoveOptions.Named.
 	Foreign int `json:"foreign,omitempty"`
+	// Spent are passed over because of MoveOptions.MaxReplays.
+	Spent int `json:"spent,omitempty"`
 	// Refused by the edit hook, or too large with the headers that a replay adds: still in the queue.
 	Refused int `json:"refused,omitempty"`
+	// Left are the messages that ReturnStranded has chosen and that stay because their queue does not
+	// exist, by queue in the order of the names, as known at the end. After a thousand queues the
+	// others are counted under OtherQueues.
+	Left []QueueCount `json:"left,omitempty"`
 }

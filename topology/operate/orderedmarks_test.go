@@ -57,12 +57,9 @@ func TestAMessageIsDeadAgainAfterItsMark(t *testing.T) {
 	k, mark := killedAtTheMark(t)
 	k.serve(true)
 	require.Equal(t, mark, k.blocked("a", 1).Mark)
-	_, err := k.Replay(t.Context(), k.plan, operate.ReplayOptions{})
-	require.ErrorContains(t, err, "millpond order replay")
+	k.refuses()
 	k.mended.Store(true)
-	p, err := k.ReplayKey(t.Context(), k.plan, "a", operate.ReplayOptions{})
-	require.NoError(t, err)
-	require.Equal(t, 1, p.Done)
+	k.replays("a", 1)
 	k.ends("bad 1", "2")
 }
 
@@ -85,12 +82,9 @@ func TestTwoLettersOfOneMark(t *testing.T) {
 	k.serve(true)
 	k.send("a", "2")
 	k.blocked("a", 1)
-	_, err := k.Replay(t.Context(), k.plan, operate.ReplayOptions{})
-	require.ErrorContains(t, err, "millpond order replay")
+	k.refuses()
 	k.mended.Store(true)
-	p, err := k.ReplayKey(t.Context(), k.plan, "a", operate.ReplayOptions{})
-	require.NoError(t, err)
-	require.Equal(t, 2, p.Done)
+	k.replays("a", 2)
 	k.ends("bad 1", "bad 1", "2")
 }
 
@@ -155,10 +149,29 @@ func TestMoreBlockedKeysThanAnAnswerHas(t *testing.T) {
 			require.NoError(t, k.ReleaseKey(t.Context(), k.plan, last, mark))
 			require.ErrorIs(t, k.ReleaseKey(t.Context(), k.plan, last, mark), operate.ErrNotBlocked)
 			k.state("the others", func(s operate.OrderState) bool { return s.Messages == n-1 })
-			_, err = k.ReplayKey(t.Context(), k.plan, "key 1001", operate.ReplayOptions{})
+			_, err = k.ReplayKey(t.Context(), k.plan, "key 1001", operate.MoveOptions{})
 			require.ErrorContains(t, err, "neither in queue", "it is known to be blocked")
 		})
 	}
+}
+
+// answers is a process that leads and answers all questions with a state. It returns the users who
+// have sent messages to the line.
+func (k *keyed) answers(state order.State) (users chan string) {
+	k.t.Helper()
+	ch := testbroker.Channel(k.t, k.url)
+	asked, err := ch.Consume(k.queue+".line", "", true, false, false, false, nil)
+	require.NoError(k.t, err)
+	answer, err := json.Marshal(state)
+	require.NoError(k.t, err)
+	users = make(chan string, 100)
+	go func() {
+		for d := range asked {
+			users <- d.UserId
+			_ = ch.Publish("", d.ReplyTo, false, false, amqp.Publishing{Body: answer})
+		}
+	}()
+	return users
 }
 
 // Given a process of an earlier version, which does not know that a key is asked for, then a key
@@ -166,18 +179,9 @@ func TestMoreBlockedKeysThanAnAnswerHas(t *testing.T) {
 func TestAnEarlierVersionLeavesKeysOut(t *testing.T) {
 	t.Parallel()
 	k := newKeyed(t)
-	ch := testbroker.Channel(t, k.url)
-	asked, err := ch.Consume(k.queue+".line", "", true, false, false, false, nil)
-	require.NoError(t, err)
-	answer, err := json.Marshal(order.State{
+	k.answers(order.State{
 		Instance: "old", Others: 7, Keys: []order.KeyState{{Key: "told", Mark: "1-1"}},
 	})
-	require.NoError(t, err)
-	go func() {
-		for d := range asked {
-			_ = ch.Publish("", d.ReplyTo, false, false, amqp.Publishing{Body: answer})
-		}
-	}()
 	found, err := k.FindKey(t.Context(), k.plan, "told", "")
 	require.NoError(t, err)
 	require.Equal(t, "1-1", found.Mark)
@@ -193,27 +197,16 @@ func TestAnEarlierVersionLeavesKeysOut(t *testing.T) {
 func TestAReleaseThatIsNotBelieved(t *testing.T) {
 	t.Parallel()
 	k := newKeyed(t)
-	ch := testbroker.Channel(t, k.url)
-	asked, err := ch.Consume(k.queue+".line", "", true, false, false, false, nil)
-	require.NoError(t, err)
-	answer, err := json.Marshal(order.State{
+	users := k.answers(order.State{
 		Instance: "leader", Unbelieved: true, Named: true,
 		Keys: []order.KeyState{{Key: "a", Mark: "1-1"}},
 	})
-	require.NoError(t, err)
-	users := make(chan string, 100)
-	go func() {
-		for d := range asked {
-			users <- d.UserId
-			_ = ch.Publish("", d.ReplyTo, false, false, amqp.Publishing{Body: answer})
-		}
-	}()
 	const text = `the process that leads believes no release of user "guest"`
 	require.ErrorContains(t, k.ReleaseKey(t.Context(), k.plan, "a", "1-1"), text)
 	require.Len(t, users, 3, "two questions, and one release between them")
 	for range len(users) {
 		require.Equal(t, "guest", <-users)
 	}
-	_, err = k.ReplayKey(t.Context(), k.plan, "a", operate.ReplayOptions{})
+	_, err := k.ReplayKey(t.Context(), k.plan, "a", operate.MoveOptions{})
 	require.ErrorContains(t, err, text)
 }

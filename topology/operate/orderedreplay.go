@@ -12,7 +12,6 @@ import (
 	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/order"
-	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -114,12 +113,11 @@ func KeyOf(l Letter) string {
 // The error wraps ErrUnsafe if a letter blocks the key and is neither in the dead-letter queue nor
 // in the line: it was discarded, or is on its way. ReleaseKey lets the key go on.
 func (o *Operator) ReplayKey(
-	ctx context.Context, plan topology.Plan, key string, options ReplayOptions,
+	ctx context.Context, plan topology.Plan, key string, options MoveOptions,
 ) (Progress, error) {
-	k := &keyReplay{key: key, replay: &replay{
-		operator: o, plan: plan, ReplayOptions: options, left: -1, pace: newPace(options.Rate),
-	}}
-	k.act = k.one
+	k := &keyReplay{key: key, replay: o.moving(plan, options)}
+	// One after the other: if the broker refuses a letter, no later letter is before it.
+	k.mine, k.become, k.alone = k.isNext, k.inItsPlace, true
 	err := k.run(ctx)
 	if err != nil {
 		err = fmt.Errorf("replay dead letters of a key of queue %q: %w", plan.Queue, err)
@@ -158,13 +156,16 @@ func (r *replay) learnMarks(ctx context.Context, l Letter) error {
 	return nil
 }
 
-// refuse returns an error for a letter that blocks its key.
-func (m marks) refuse(l Letter) error {
-	text, _ := l.Delivery.Headers[keys.DeadLine].(string)
-	if m[order.ParseNote(text).ID.String()] {
-		return errBlocks
-	}
-	return nil
+// noteOf returns the note of a letter's place in the line.
+func noteOf(l Letter) (note order.Note, text string) {
+	text, _ = l.Delivery.Headers[keys.DeadLine].(string)
+	return order.ParseNote(text), text
+}
+
+// has reports whether a letter blocks its key.
+func (m marks) has(l Letter) bool {
+	note, _ := noteOf(l)
+	return m[note.ID.String()]
 }
 
 // keyReplay replays the letters of one key. It looks at the dead-letter queue once, or again for
@@ -226,7 +227,7 @@ func (k *keyReplay) free(ctx context.Context) error {
 		return fmt.Errorf("%w: the dead letter %q blocks the key since %s, and it is neither in queue "+
 			"%q nor in the line: it was discarded, moved, or is on its way; release the key if it is to go "+
 			"on without it", ErrUnsafe, k.state.MessageID, k.state.Blocked.UTC().Format(time.RFC3339),
-			k.dead)
+			k.source)
 	}
 	return k.operator.releaseKey(ctx, k.plan, k.key, order.ParseID(k.state.Mark))
 }
@@ -249,99 +250,53 @@ func (k *keyReplay) ask(ctx context.Context) error {
 	return err
 }
 
-// one moves a letter if it is of the key and if its turn has come.
-func (k *keyReplay) one(
-	ctx context.Context, t *taking, m *mover, d amqp.Delivery,
-) (moved bool, err error) {
-	l := newLetter(d, t.Seen())
+// isNext reports whether a letter is of the key and its turn has come.
+func (k *keyReplay) isNext(ctx context.Context, l Letter) (bool, error) {
 	if KeyOf(l) != k.key {
 		return false, nil
 	}
 	if err := k.ask(ctx); err != nil {
 		return false, err
 	}
-	text, _ := d.Headers[keys.DeadLine].(string)
-	note := order.ParseNote(text)
-	name := l.ID + "\x00" + text
-	isMark := k.state.Mark != "" && note.ID.String() == k.state.Mark
+	_, text := noteOf(l)
+	name, isMark := l.ID+"\x00"+text, k.isMark(l)
 	k.found = k.found || isMark
-	if !k.first && !k.rest[name] || !k.chooses(l) {
+	if !k.first && !k.rest[name] || !k.match(l) {
 		return false, nil
 	}
-	if k.isForeign(l) {
-		k.count(func(p *Progress) { p.Foreign++ })
-		return false, nil
-	}
-	later := k.state.Mark != "" && !isMark && k.first && !k.DryRun
-	if later {
-		k.rest[name] = true
+	if k.state.Mark != "" && !isMark && k.first && !k.DryRun && !k.isForeign(l) {
+		k.rest[name] = true // later
 		return false, nil
 	}
 	delete(k.rest, name)
-	k.count(func(p *Progress) { p.Chosen++ })
-	target := k.plan.Queue
-	if isMark {
-		target = k.plan.Line
-	}
-	msg, edited, err := k.composeFor(l, t.frame, note, isMark)
-	if err != nil {
-		k.refuse(l, err)
-		return false, nil
-	}
-	if k.DryRun {
-		k.moved++
-		return false, nil
-	}
-	if err := k.pace.wait(ctx); err != nil {
-		return false, err
-	}
-	if edited {
-		original := wire.Publishing(&d, keys.IsLive, nil)
-		if err := k.operator.publish(m.ctx, "", k.Originals, original); err != nil {
-			return false, fmt.Errorf("keep the original of message %q in queue %q: %w",
-				l.ID, k.Originals, err)
-		}
-	}
-	// One after the other: if the broker refuses a letter, no later letter is before it.
-	if err := k.operator.publish(m.ctx, "", target, msg); err != nil {
-		return false, err
-	}
-	step("a copy is confirmed")
-	if err := d.Ack(false); err != nil {
-		return false, err
-	}
-	if err := t.Flush(); err != nil {
-		return false, t.explain(err)
-	}
-	step("a letter is acked")
-	k.blocked = k.blocked || isMark
-	k.moved++
-	k.count(func(p *Progress) { p.Done++ })
 	return true, nil
 }
 
-// step is told of each step of the replay of a key, by tests that end the process there.
-var step = func(string) {}
+// isMark reports whether a letter blocks the key.
+func (k *keyReplay) isMark(l Letter) bool {
+	note, _ := noteOf(l)
+	return k.state.Mark != "" && note.ID.String() == k.state.Mark
+}
 
-// composeFor returns the message that is published in place of a letter: to the line if the letter
-// blocks its key, else to the queue.
-func (k *keyReplay) composeFor(
-	l Letter, frame int, note order.Note, toLine bool,
-) (msg amqp.Publishing, edited bool, err error) {
-	msg, edited, err = k.compose(l, frame)
-	if err != nil || !toLine {
-		return msg, edited, err
+// inItsPlace lets a letter that blocks its key go to the line, and another one to the queue.
+func (k *keyReplay) inItsPlace(_ context.Context, l Letter, frame int) (c copied, err error) {
+	c.RoutingKey = k.plan.Queue
+	c.msg, c.edited, err = k.compose(l, frame)
+	if err != nil || !k.isMark(l) {
+		return c, err
 	}
-	if msg.Headers == nil {
-		msg.Headers = amqp.Table{}
+	c.RoutingKey, k.blocked = k.plan.Line, true
+	if c.msg.Headers == nil {
+		c.msg.Headers = amqp.Table{}
 	}
+	note, _ := noteOf(l)
 	note.Kind = order.Wait
-	msg.Headers[header.Queue] = k.plan.Queue
-	msg.Headers[keys.Key] = k.key
-	msg.Headers[keys.Line] = note.String()
-	if msg.Priority > 0 { // it must not change places with the release
-		msg.Headers[keys.Priority] = strconv.Itoa(int(msg.Priority))
-		msg.Priority = 0
+	c.msg.Headers[header.Queue] = k.plan.Queue
+	c.msg.Headers[keys.Key] = k.key
+	c.msg.Headers[keys.Line] = note.String()
+	if c.msg.Priority > 0 { // it must not change places with the release
+		c.msg.Headers[keys.Priority] = strconv.Itoa(int(c.msg.Priority))
+		c.msg.Priority = 0
 	}
-	return msg, edited, fit(&msg, frame)
+	return c, fit(&c.msg, frame)
 }

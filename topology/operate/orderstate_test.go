@@ -58,6 +58,34 @@ func newKeyed(t testing.TB) *keyed {
 	return k
 }
 
+// newBlocked is a service whose key a is blocked by bad 1, with 2 behind it.
+func newBlocked(t *testing.T) *keyed {
+	t.Helper()
+	k := newKeyed(t)
+	k.serve(true)
+	k.send("a", "bad 1", "2")
+	k.blocked("a", 1)
+	return k
+}
+
+// replays replays the letters of a key, of which there are n.
+func (k *keyed) replays(key string, n int) {
+	k.t.Helper()
+	p, err := k.ReplayKey(k.t.Context(), k.plan, key, operate.MoveOptions{})
+	require.NoError(k.t, err)
+	require.Equal(k.t, n, p.Done)
+}
+
+// refuses requires that a letter which blocks its key is not replayed like others.
+func (k *keyed) refuses() {
+	k.t.Helper()
+	for _, dry := range []bool{true, false} {
+		p, err := k.Replay(k.t.Context(), k.plan, operate.MoveOptions{DryRun: dry})
+		require.ErrorContains(k.t, err, "millpond order replay")
+		require.Equal(k.t, []int{p.Chosen, 0}, []int{p.Refused, p.Done})
+	}
+}
+
 // serve starts a process. A message fails once before it is dead.
 func (k *keyed) serve(block bool) *rig.Service {
 	k.t.Helper()
@@ -159,12 +187,12 @@ func TestALetterThatBlocksItsKeyIsReplayedInItsPlace(t *testing.T) {
 	require.Equal(t, []operate.OrderKey{found}, s.BlockedKeys())
 	require.Equal(t, []string{"placed"}, k.handled())
 
-	p, err := k.ReplayKey(t.Context(), k.plan, "order 17", operate.ReplayOptions{DryRun: true})
+	p, err := k.ReplayKey(t.Context(), k.plan, "order 17", operate.MoveOptions{DryRun: true})
 	require.NoError(t, err)
 	require.Equal(t, operate.Progress{Total: 1, Seen: 1, Chosen: 1}, p)
 	k.blocked("order 17", 2)
 	k.mended.Store(true)
-	p, err = k.ReplayKey(t.Context(), k.plan, "order 17", operate.ReplayOptions{})
+	p, err = k.ReplayKey(t.Context(), k.plan, "order 17", operate.MoveOptions{})
 	require.NoError(t, err)
 	require.Equal(t, operate.Progress{Total: 1, Seen: 1, Chosen: 1, Done: 1}, p)
 	k.ends("placed", "bad placed", "paid", "sent")
@@ -191,9 +219,7 @@ func TestAReleaseHoldsForOneLetter(t *testing.T) {
 	require.NoError(t, k.ReleaseKey(t.Context(), k.plan, "a", second))
 	require.ErrorIs(t, k.ReleaseKey(t.Context(), k.plan, "a", second), operate.ErrNotBlocked)
 	k.ends("2", "4")
-	p, err := k.ReplayKey(t.Context(), k.plan, "a", operate.ReplayOptions{})
-	require.NoError(t, err)
-	require.Equal(t, 2, p.Done)
+	k.replays("a", 2)
 	k.ends("2", "4", "bad 1", "bad 3")
 	service.RequireNothingLeft(0)
 }
@@ -212,9 +238,7 @@ func TestALetterWhoseKeyWentOnComesBehindTheOthers(t *testing.T) {
 	})
 	rig.AwaitDepth(t, k.url, k.queue+".dlq", 2)
 	k.mended.Store(true)
-	p, err := k.ReplayKey(t.Context(), k.plan, "a", operate.ReplayOptions{})
-	require.NoError(t, err)
-	require.Equal(t, 2, p.Done)
+	k.replays("a", 2)
 	k.ends("bad 2", "3", "bad 1")
 }
 
@@ -226,9 +250,7 @@ func TestALetterThatFailsAgainBlocksAgain(t *testing.T) {
 	k.serve(true)
 	k.send("a", "bad 1", "2")
 	before := k.blocked("a", 1).Mark
-	p, err := k.ReplayKey(t.Context(), k.plan, "a", operate.ReplayOptions{})
-	require.NoError(t, err)
-	require.Equal(t, 1, p.Done)
+	k.replays("a", 1)
 	k.state("another mark", func(s operate.OrderState) bool {
 		found, _ := s.Find("a")
 		return found.Mark != "" && found.Mark != before && found.Waiting == 1
@@ -236,7 +258,7 @@ func TestALetterThatFailsAgainBlocksAgain(t *testing.T) {
 	require.Empty(t, k.handled())
 	k.depth(".dlq")
 	k.mended.Store(true)
-	_, err = k.ReplayKey(t.Context(), k.plan, "a", operate.ReplayOptions{})
+	_, err := k.ReplayKey(t.Context(), k.plan, "a", operate.MoveOptions{})
 	require.NoError(t, err)
 	k.ends("bad 1", "2")
 }
@@ -265,7 +287,7 @@ func TestTheLineIsReadWithoutAService(t *testing.T) {
 		got.Blocked = want.Blocked
 		require.Equal(t, want, got)
 	}
-	_, err := k.ReplayKey(t.Context(), k.plan, "a", operate.ReplayOptions{})
+	_, err := k.ReplayKey(t.Context(), k.plan, "a", operate.MoveOptions{})
 	require.NoError(t, err)
 	bMark := k.blocked("b", 2).Mark
 	require.NoError(t, k.ReleaseKey(t.Context(), k.plan, "b", bMark))
@@ -318,7 +340,7 @@ func TestLooksAtALineLetAServiceStart(t *testing.T) {
 	})
 	t.Logf("it leads after %v", time.Since(began))
 	require.Less(t, time.Since(began), 30*time.Second)
-	_, err := k.ReplayKey(t.Context(), k.plan, "a", operate.ReplayOptions{})
+	_, err := k.ReplayKey(t.Context(), k.plan, "a", operate.MoveOptions{})
 	require.NoError(t, err)
 	rig.WaitFor(t, "all messages to be handled", func() bool { return len(k.handled()) == 3 })
 	close(over)
@@ -349,9 +371,7 @@ func TestHostileKeysAreReleasedAndReplayed(t *testing.T) {
 			require.NoError(t, json.Unmarshal(text, &again))
 			require.Equal(t, key, again.Key)
 			k.mended.Store(true)
-			p, err := k.ReplayKey(t.Context(), k.plan, key, operate.ReplayOptions{})
-			require.NoError(t, err)
-			require.Equal(t, 1, p.Done)
+			k.replays(key, 1)
 			k.ends("bad 1", "2")
 			k.mended.Store(false)
 			k.send(raw, "bad 3", "4")
@@ -366,11 +386,8 @@ func TestHostileKeysAreReleasedAndReplayed(t *testing.T) {
 // original is kept.
 func TestAnEditedLetterKeepsKeyAndPlace(t *testing.T) {
 	t.Parallel()
-	k := newKeyed(t)
-	k.serve(true)
-	k.send("a", "bad 1", "2")
-	k.blocked("a", 1)
-	p, err := k.ReplayKey(t.Context(), k.plan, "a", operate.ReplayOptions{
+	k := newBlocked(t)
+	p, err := k.ReplayKey(t.Context(), k.plan, "a", operate.MoveOptions{
 		Edit: func(_ operate.Letter, msg *amqp.Publishing) error {
 			msg.Headers, msg.Body, msg.Priority = nil, []byte("mended 1"), 9
 			return nil
@@ -395,7 +412,7 @@ func TestLettersOfAKeyThatGoesOnAreReplayedInOrder(t *testing.T) {
 	s := k.state("an empty line", func(s operate.OrderState) bool { return s.Messages == 0 })
 	require.Empty(t, s.Keys)
 	k.mended.Store(true)
-	p, err := k.ReplayKey(t.Context(), k.plan, "a", operate.ReplayOptions{})
+	p, err := k.ReplayKey(t.Context(), k.plan, "a", operate.MoveOptions{})
 	require.NoError(t, err)
 	require.Equal(t, operate.Progress{Total: 3, Seen: 3, Chosen: 2, Done: 2}, p)
 	k.ends("3", "bad 1", "bad 2")
@@ -405,19 +422,12 @@ func TestLettersOfAKeyThatGoesOnAreReplayedInOrder(t *testing.T) {
 // A letter that blocks its key would lose its place in the queue, so only ReplayKey moves it.
 func TestAReplayRefusesALetterThatBlocks(t *testing.T) {
 	t.Parallel()
-	k := newKeyed(t)
-	k.serve(true)
-	k.send("a", "bad 1", "2")
-	k.blocked("a", 1)
-	for _, dry := range []bool{true, false} {
-		p, err := k.Replay(t.Context(), k.plan, operate.ReplayOptions{DryRun: dry})
-		require.ErrorContains(t, err, "millpond order replay")
-		require.Equal(t, operate.Progress{Total: 1, Seen: 1, Chosen: 1, Refused: 1}, p)
-	}
+	k := newBlocked(t)
+	k.refuses()
 	k.blockedStill("a")
 	require.NoError(t, k.ReleaseKey(t.Context(), k.plan, "a", k.blocked("a", 1).Mark))
 	k.mended.Store(true)
-	p, err := k.Replay(t.Context(), k.plan, operate.ReplayOptions{})
+	p, err := k.Replay(t.Context(), k.plan, operate.MoveOptions{})
 	require.NoError(t, err)
 	require.Equal(t, 1, p.Done)
 	k.ends("2", "bad 1")
@@ -427,13 +437,10 @@ func TestAReplayRefusesALetterThatBlocks(t *testing.T) {
 // could be replayed, and does nothing.
 func TestAReplayWithoutTheLetterThatBlocks(t *testing.T) {
 	t.Parallel()
-	k := newKeyed(t)
-	k.serve(true)
-	k.send("a", "bad 1", "2")
-	k.blocked("a", 1)
-	_, err := k.Discard(t.Context(), k.plan, operate.DiscardOptions{})
+	k := newBlocked(t)
+	_, err := k.Discard(t.Context(), k.plan, operate.MoveOptions{})
 	require.NoError(t, err)
-	_, err = k.ReplayKey(t.Context(), k.plan, "a", operate.ReplayOptions{})
+	_, err = k.ReplayKey(t.Context(), k.plan, "a", operate.MoveOptions{})
 	require.ErrorIs(t, err, operate.ErrUnsafe)
 	require.ErrorContains(t, err, `"id of bad 1" blocks the key`)
 	k.blockedStill("a")
@@ -455,13 +462,13 @@ func TestOrderRefuses(t *testing.T) {
 	_, err := k.Order(t.Context(), plain)
 	require.ErrorIs(t, err, operate.ErrInvalidOptions)
 	require.ErrorIs(t, k.ReleaseKey(t.Context(), plain, "a", "1-1"), operate.ErrInvalidOptions)
-	for _, options := range []operate.ReplayOptions{{To: "other"}, {Named: true}, {Limit: -1}} {
+	for _, options := range []operate.MoveOptions{{To: "other"}, {Named: true}, {Limit: -1}} {
 		_, err = k.ReplayKey(t.Context(), k.plan, "a", options)
 		require.ErrorIs(t, err, operate.ErrInvalidOptions)
 	}
-	_, err = k.ReplayKey(t.Context(), k.plan, "", operate.ReplayOptions{})
+	_, err = k.ReplayKey(t.Context(), k.plan, "", operate.MoveOptions{})
 	require.ErrorIs(t, err, operate.ErrInvalidOptions)
-	_, err = k.ReplayKey(t.Context(), plain, "a", operate.ReplayOptions{})
+	_, err = k.ReplayKey(t.Context(), plain, "a", operate.MoveOptions{})
 	require.ErrorIs(t, err, operate.ErrInvalidOptions)
 }
 
@@ -483,13 +490,13 @@ func TestAReplayOfAKeyIsKilled(t *testing.T) {
 		o := rig.OpenOperator(t, os.Getenv("AMQP_URL"), operate.WithoutPolicyCheck())
 		plan, err := inorder.Strategy{}.Plan(queue, []time.Duration{})
 		require.NoError(t, err)
-		_, err = o.ReplayKey(t.Context(), plan, "a", operate.ReplayOptions{})
+		_, err = o.ReplayKey(t.Context(), plan, "a", operate.MoveOptions{})
 		require.NoError(t, err)
 		return
 	}
 	t.Parallel()
 	for at, services := range map[string][]bool{
-		"a copy is confirmed": {true, false}, "a letter is acked": {true, false},
+		"a copy is confirmed": {true, false}, "the old queue has the acks": {true, false},
 	} {
 		for _, running := range services {
 			t.Run(fmt.Sprintf("%s, running %t", at, running), func(t *testing.T) {
@@ -508,7 +515,7 @@ func TestAReplayOfAKeyIsKilled(t *testing.T) {
 				require.Error(t, err, "it was killed: %s", out)
 				require.Empty(t, k.handled(), "no message has overtaken")
 				rig.WaitFor(t, "the next replay to end it", func() bool {
-					_, err := k.ReplayKey(t.Context(), k.plan, "a", operate.ReplayOptions{})
+					_, err := k.ReplayKey(t.Context(), k.plan, "a", operate.MoveOptions{})
 					require.NoError(t, err)
 					s, err := k.Order(t.Context(), k.plan)
 					found, _ := s.Find("a")

@@ -23,39 +23,23 @@ import (
 // once, so that the order stays; afterwards they carry the redelivered flag. While Peek looks, no
 // other client gets them. It ends within ctx, and after 90 s at the latest. The package's
 // documentation says which queues can be read safely.
-func (o *Operator) Peek(ctx context.Context, queue string, n int) ([]amqp.Delivery, error) {
+func (o *Operator) Peek(
+	ctx context.Context, queue string, n int,
+) (found []amqp.Delivery, err error) {
 	if n < 1 {
 		return nil, fmt.Errorf("peek at queue %q: %d messages asked for, at least 1 is needed", queue, n)
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	found, err := o.peek(ctx, queue, n)
+	see := func(l Letter, _ error) bool {
+		found = append(found, wire.Clone(&l.Delivery))
+		return true
+	}
+	err = o.list(ctx, topology.Plan{}, queue, n, newLetter, Filter{}, n, see)
 	if err != nil {
-		return nil, fmt.Errorf("peek: %w", err)
+		err = fmt.Errorf("peek: %w", err)
 	}
-	return found, nil
-}
-
-func (o *Operator) peek(
-	ctx context.Context, queue string, n int,
-) (found []amqp.Delivery, err error) {
-	t, err := o.take(ctx, topology.Plan{}, queue, n)
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if back := t.giveBack(); err == nil {
-			err = back
-		}
-	}()
-	for {
-		d, ok, err := t.next()
-		if err != nil || !ok {
-			return found, err
-		}
-		t.Keep(d.DeliveryTag)
-		found = append(found, wire.Clone(&d))
-	}
+	return found, err
 }
 
 // giveBackLimit bounds the end of a look while nothing comes back. It waits 20 s for messages that

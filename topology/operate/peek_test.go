@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
@@ -25,39 +24,25 @@ func TestDeadLettersOutliveFiftyLooks(t *testing.T) {
 	t.Parallel()
 	const dead, looks = 40, 50 // 3.10 mixed up more than 32 that were given back together
 	rig.OnEachStrategy(t, func(t *testing.T, strategy topology.Strategy) {
-		r := rig.Start(t, rig.Config{
-			Strategy: strategy, Policy: backoff.List{100 * time.Millisecond},
-			Handle: func(*message.Message) error { return rig.ErrFailed },
-		})
-		o := rig.OpenOperator(t, r.URL, operate.WithoutPolicyCheck())
-		rig.Fill(t, r.URL, r.Queue, dead)
-		queue := r.Plan.Dead.RoutingKey
-		rig.WaitFor(t, "the dead letters",
-			func() bool { return testbroker.Depth(t, r.URL, queue) == dead })
-		var first string
-		for look := range looks {
-			found, err := o.Peek(t.Context(), queue, dead+5)
-			require.NoError(t, err)
-			var bodies []string
-			for _, d := range found {
-				bodies = append(bodies, string(d.Body))
-				require.Equal(t, "2", d.Headers[header.DeadFailures])
-				require.Error(t, d.Ack(false), "a copy cannot be acked")
-			}
-			require.Len(t, bodies, dead, "look %d", look+1)
-			if look == 0 {
-				first = strings.Join(bodies, " ")
-			}
-			require.Equal(t, first, strings.Join(bodies, " "), "look %d", look+1)
+		url, queue, policy := testbroker.URL(t), testbroker.Queue(t), backoff.List{time.Second}
+		o, plan := opened(t, url, queue, strategy, policy, operate.WithoutPolicyCheck())
+		rig.Provision(t, url, strategy, queue, policy)
+		letters := plan.Dead.RoutingKey
+		rig.Fill(t, url, letters, dead)
+		var want []string
+		for i := range dead {
+			want = append(want, strconv.Itoa(i))
 		}
-		found, err := o.Peek(t.Context(), queue, 2)
+		for look := range looks {
+			found, err := o.Peek(t.Context(), letters, dead+5)
+			require.NoError(t, err)
+			require.Equal(t, want, rig.Bodies(found), "look %d", look+1)
+			require.Error(t, found[0].Ack(false), "a copy cannot be acked")
+		}
+		found, err := o.Peek(t.Context(), letters, 2)
 		require.NoError(t, err)
 		require.Len(t, found, 2)
-		for range dead {
-			d := rig.Take(t, r.URL, queue)
-			require.Contains(t, first, string(d.Body))
-		}
-		rig.AwaitDepth(t, r.URL, queue, 0)
+		require.ElementsMatch(t, want, rig.Bodies(rig.Drain(t, url, letters, dead)))
 	})
 }
 
@@ -337,7 +322,7 @@ func TestLettersThatAreNotBackAreMissed(t *testing.T) {
 					rig.DeleteQueue(t, b.url, queue)
 					declare(c.arguments)
 					if c.consumed {
-						_, err := b.ch.Consume(queue, "", true, false, false, false, nil)
+						_, err := testbroker.Channel(t, b.url).Consume(queue, "", true, false, false, false, nil)
 						require.NoError(t, err)
 					}
 				}

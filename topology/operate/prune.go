@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -51,35 +52,35 @@ func (o *Operator) Prune(
 	ctx context.Context, plans []topology.Plan, options PruneOptions,
 ) ([]Pruned, error) {
 	results := make([]Pruned, len(options.Queues))
-	var candidates []*Pruned
+	errs := make([]error, len(results))
+	var group sync.WaitGroup
 	for i, name := range options.Queues {
-		results[i].Queue = name
+		p := &results[i]
+		p.Queue = name
 		switch used := usedBy(plans, name); {
 		case used != "":
-			results[i].Why = fmt.Sprintf("the plan of queue %q uses it", used)
+			p.Why = fmt.Sprintf("the plan of queue %q uses it", used)
 		case !options.NobodyPublishes:
-			results[i].Why = "it is not stated that no service publishes to it " +
+			p.Why = "it is not stated that no service publishes to it " +
 				"(NobodyPublishes, --nobody-publishes)"
 		default:
-			candidates = append(candidates, &results[i])
+			group.Go(func() { p.Why, errs[i] = o.prove(ctx, name, options.Wait) })
 		}
 	}
-	if err := o.prove(ctx, candidates, options.Wait); err != nil {
+	group.Wait()
+	if err := errors.Join(errs...); err != nil {
 		return results, fmt.Errorf("prune: %w", err)
 	}
-	for _, p := range candidates {
-		if p.Why != "" {
-			continue
+	stay := false
+	for i := range results {
+		p := &results[i]
+		if p.Deleted = p.Why == ""; p.Deleted && !options.DryRun {
+			if err := o.deleteEmpty(ctx, p.Queue); err != nil {
+				p.Deleted, p.Why = false, err.Error()
+			}
 		}
-		p.Deleted = true
-		if options.DryRun {
-			continue
-		}
-		if err := o.deleteEmpty(ctx, p.Queue); err != nil {
-			p.Deleted, p.Why = false, err.Error()
-		}
+		stay = stay || !p.Deleted && p.Why != gone
 	}
-	stay := slices.ContainsFunc(results, func(p Pruned) bool { return !p.Deleted && p.Why != gone })
 	if stay {
 		return results, fmt.Errorf("prune: %w: not all queues can be deleted", ErrUnsafe)
 	}
@@ -108,49 +109,31 @@ const (
 	uncountable = "messages that are unacked or held are in no count of AMQP"
 )
 
-// prove looks at queues until each was empty for long enough, or Why says that it is not.
+// prove looks at a queue until it was empty for long enough, or until why says that it is not.
 func (o *Operator) prove(
-	ctx context.Context, candidates []*Pruned, wait time.Duration,
-) error {
-	if len(candidates) == 0 {
-		return nil
-	}
-	end, counted := time.Now().Add(wait), time.Now().Add(max(wait, proof))
-	empty := map[string]time.Time{} // since when
+	ctx context.Context, queue string, wait time.Duration,
+) (why string, err error) {
+	began, empty := time.Now(), time.Time{} // since when
 	for {
-		open := 0
-		for _, p := range candidates {
-			if p.Why != "" {
-				continue
-			}
-			problem, final, err := o.occupied(ctx, p.Queue)
-			until := end
-			if problem == uncounted {
-				until = counted
-			}
-			switch {
-			case err != nil:
-				return err
-			case problem != "":
-				delete(empty, p.Queue)
-				if final || time.Now().After(until) {
-					p.Why = problem
-					continue
-				}
-			case empty[p.Queue].IsZero():
-				empty[p.Queue] = time.Now()
-			}
-			if since := empty[p.Queue]; since.IsZero() || time.Since(since) < proof {
-				open++
-			}
+		problem, final, err := o.occupied(ctx, queue)
+		limit := wait
+		if problem == uncounted {
+			limit = max(wait, proof)
 		}
-		if open == 0 {
-			return nil
+		switch {
+		case err != nil:
+			return "", err
+		case problem != "" && (final || time.Since(began) > limit):
+			return problem, nil
+		case problem != "":
+			empty = time.Time{}
+		case empty.IsZero():
+			empty = time.Now()
+		case time.Since(empty) >= proof:
+			return "", nil
 		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(time.Second):
+		if err := sleep(ctx, time.Second); err != nil {
+			return "", err
 		}
 	}
 }

@@ -7,9 +7,15 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -25,9 +31,9 @@ var (
 // RampOptions say how Ramp replays. The zero value replays three letters, and the rest when all
 // three are handled.
 type RampOptions struct {
-	// ReplayOptions choose the letters and the rate. To and DryRun must not be set: Ramp watches the
+	// MoveOptions choose the letters and the rate. To and DryRun must not be set: Ramp watches the
 	// queues of one plan, and Rehearse is the dry run.
-	ReplayOptions
+	MoveOptions
 	// Canary is the number of letters in the first step. Default: 3; none if it is negative.
 	Canary int
 	// Steps are the numbers of letters in the next steps. The rest follows at once, at Rate. Default:
@@ -43,9 +49,6 @@ type RampOptions struct {
 	// Watch bounds the time that a step is watched, from its last letter on. A step is over when no
 	// more than StopAt of all replayed letters are dead again, wait, or are unsettled. Default: 1 min.
 	Watch time.Duration
-	// MaxReplays passes over letters that were replayed so often before (Letter.Replays). Default: no
-	// limit, and 5 with RampEvery.
-	MaxReplays int
 	// Report is called with the counts as they are known, several times a second while something
 	// happens, by the calling goroutine. Default: no call.
 	Report func(RampResult)
@@ -159,23 +162,20 @@ type ramp struct {
 	result RampResult
 }
 
-// check returns an error for options that make no sense. Zero values are their defaults.
-func (o RampOptions) check() error {
-	switch stopAt := cmp.Or(o.StopAt, defaultStopAt); {
-	case !(stopAt > 0 && stopAt <= 1):
-		return fmt.Errorf("%w: StopAt %g is not over 0 and up to 1", ErrInvalidOptions, o.StopAt)
-	case o.Settle < 0 || cmp.Or(o.Watch, defaultWatch) < cmp.Or(o.Settle, defaultSettle) ||
-		o.MaxReplays < 0:
-		return fmt.Errorf("%w: settle %v, watch %v, at most %d replays: none can be negative, "+
-			"and watch not less than settle", ErrInvalidOptions, cmp.Or(o.Settle, defaultSettle),
-			cmp.Or(o.Watch, defaultWatch), o.MaxReplays)
+// checked returns the options with their defaults, or an error if they make no sense.
+func (o RampOptions) checked() (RampOptions, error) {
+	o.Canary, o.StopAt = cmp.Or(o.Canary, defaultCanary), cmp.Or(o.StopAt, defaultStopAt)
+	o.Settle, o.Watch = cmp.Or(o.Settle, defaultSettle), cmp.Or(o.Watch, defaultWatch)
+	switch {
+	case !(o.StopAt > 0 && o.StopAt <= 1):
+		return o, fmt.Errorf("%w: StopAt %g is not over 0 and up to 1", ErrInvalidOptions, o.StopAt)
+	case o.Settle < 0 || o.Watch < o.Settle:
+		return o, fmt.Errorf("%w: settle %v, watch %v: neither can be negative, and watch not less "+
+			"than settle", ErrInvalidOptions, o.Settle, o.Watch)
+	case slices.ContainsFunc(o.Steps, func(n int) bool { return n <= 0 }):
+		return o, fmt.Errorf("%w: steps of %d letters", ErrInvalidOptions, o.Steps)
 	}
-	for _, n := range o.Steps {
-		if n <= 0 {
-			return fmt.Errorf("%w: a step of %d letters", ErrInvalidOptions, n)
-		}
-	}
-	return nil
+	return o, nil
 }
 
 func newRamp(o *Operator, plan topology.Plan, options RampOptions) (*ramp, error) {
@@ -186,31 +186,18 @@ func newRamp(o *Operator, plan topology.Plan, options RampOptions) (*ramp, error
 		return r, fmt.Errorf("%w: neither another queue than the plan's nor a dry run can be watched: "+
 			"use Replay or Rehearse", ErrInvalidOptions)
 	}
-	if err := options.check(); err != nil {
+	var err error
+	if r.RampOptions, err = options.checked(); err != nil {
 		return r, err
 	}
-	options.Canary = cmp.Or(options.Canary, defaultCanary)
-	options.StopAt = cmp.Or(options.StopAt, defaultStopAt)
-	options.Settle = cmp.Or(options.Settle, defaultSettle)
-	options.Watch = cmp.Or(options.Watch, defaultWatch)
-	r.RampOptions = options
 	r.returned = map[int]time.Time{}
-	r.moves = &replay{
-		operator: o, plan: plan, ReplayOptions: options.ReplayOptions, left: -1,
-		pace: newPace(options.Rate), turn: r.turn, mark: r.mark,
+	r.moves = o.moving(plan, options.MoveOptions)
+	r.moves.turn, r.moves.mark = r.turn, r.mark
+	r.moves.mine = func(_ context.Context, l Letter) (bool, error) {
+		return r.numberOf(l.Delivery.Headers) == 0 && r.moves.match(l), nil
 	}
-	r.moves.act, r.moves.Filter.Match = r.moves.one, r.fresh
 	return r, nil
 }
-
-// fresh reports whether a letter was not replayed by this run nor too often before, and whether the
-// caller's own condition chooses it.
-func (r *ramp) fresh(l Letter) bool {
-	match := r.Filter.Match
-	return r.numberOf(l.Delivery.Headers) == 0 && !r.spent(l) && (match == nil || match(l))
-}
-
-func (r *ramp) spent(l Letter) bool { return r.MaxReplays > 0 && l.Replays >= r.MaxReplays }
 
 // mark returns the mark of the next letter.
 func (r *ramp) mark() string {
@@ -266,15 +253,14 @@ func (r *ramp) linger(ctx context.Context) {
 
 // steps replays all letters.
 func (r *ramp) steps(ctx context.Context) error {
-	sizes, names := []int{}, []string{}
-	if r.Canary > 0 {
-		sizes, names = append(sizes, r.Canary), append(names, "canary")
-	}
-	for i, n := range r.Steps {
-		sizes, names = append(sizes, n), append(names, fmt.Sprintf("step %d", i+1))
-	}
-	for i, n := range sizes {
-		r.result.Step = names[i]
+	for i, n := range append([]int{r.Canary}, r.Steps...) {
+		if n <= 0 { // no canary
+			continue
+		}
+		r.result.Step = fmt.Sprintf("step %d", i)
+		if i == 0 {
+			r.result.Step = "canary"
+		}
 		if err := r.step(ctx, min(n, r.started-r.done())); err != nil {
 			return err
 		}
@@ -426,5 +412,376 @@ func (r *ramp) done() int { return r.moves.now().Done }
 func (r *ramp) show() {
 	if r.Report != nil {
 		r.Report(r.result)
+	}
+}
+
+// watch knows where the letters of a ramp were seen. Letters are known by their numbers, so that a
+// message that is there twice counts once.
+type watch struct {
+	numbers int // given to letters
+	started int // letters to replay
+
+	// Of the last look at the dead-letter queue.
+	letters, left, spentLetters, foreign int
+	dead                                 numberSet
+	doneAtLook                           int
+	looked                               pause
+
+	// Of the wait queues: the letters that were in them at the last look, and when letters were seen
+	// there last that are not any more. blind are the messages of queues that refuse a look.
+	waits    []topology.Queue
+	waiting  map[int]bool
+	returned map[int]time.Time
+	blind    int
+	waited   pause
+
+	ready, consumers int // of the queue
+	samples          []sample
+	current          bool // the result is as new as the last count
+
+	before         int       // letters replayed when the round began
+	asked, counted time.Time // when turn has counted
+}
+
+// sample is a moment: how many letters were replayed, and the ready messages of the queue.
+type sample struct {
+	at          time.Time
+	done, ready int
+}
+
+// numberSet is a set of small numbers, of which there may be a million.
+type numberSet struct {
+	in []bool
+	n  int
+}
+
+func (s *numberSet) add(i int) {
+	if s.has(i) {
+		return
+	}
+	s.in = append(s.in, make([]bool, max(0, i+1-len(s.in)))...)
+	s.in[i], s.n = true, s.n+1
+}
+
+func (s *numberSet) has(i int) bool { return i < len(s.in) && s.in[i] }
+
+// pause spaces looks.
+type pause struct {
+	ended time.Time
+	took  time.Duration
+}
+
+func (p pause) next() time.Time { return p.ended.Add(p.took) }
+
+func (p *pause) after(began time.Time, least time.Duration) {
+	p.ended = time.Now()
+	p.took = max(p.ended.Sub(began), least)
+}
+
+// numberOf returns the number of a letter of this run, or 0.
+func (r *ramp) numberOf(headers amqp.Table) int {
+	text, _ := headers[keys.Replay].(string)
+	run, number, _ := strings.Cut(text, ".")
+	n, err := strconv.Atoi(number)
+	if run != r.result.Run || err != nil || n < 1 || n > r.numbers {
+		return 0
+	}
+	return n
+}
+
+// left returns how many letters of the last look are still to replay.
+func (r *ramp) left() int { return max(0, r.watch.left-(r.done()-r.doneAtLook)) }
+
+// grownTo returns by how many letters the dead-letter queue has grown since the last look. total is
+// its length, or its length if no letter had left it since done letters were replayed.
+func (r *ramp) grownTo(total, done int) int { return total - (r.letters - (done - r.doneAtLook)) }
+
+// lookDead looks at all dead letters.
+func (r *ramp) lookDead(ctx context.Context) error {
+	began := time.Now()
+	w := watch{}
+	see := func(l Letter, _ error) bool {
+		w.letters++
+		n := r.numberOf(l.Delivery.Headers)
+		switch {
+		case n > 0:
+			w.dead.add(n)
+		case !r.moves.match(l):
+		case r.moves.isForeign(l):
+			w.foreign++
+		case r.moves.isSpent(l):
+			w.spentLetters++
+		default:
+			w.left++
+		}
+		return true
+	}
+	m := r.moves
+	if err := m.operator.list(ctx, m.plan, m.source, -1, newLetter, Filter{}, 0, see); err != nil {
+		return err
+	}
+	r.letters, r.watch.left, r.spentLetters = w.letters, w.left, w.spentLetters
+	r.foreign, r.dead, r.doneAtLook = w.foreign, w.dead, r.done()
+	r.looked.after(began, 0)
+	return nil
+}
+
+// findQueues looks for the queues of the plan, before anything moves: in a wait queue that is not
+// there letters cannot be seen.
+func (r *ramp) findQueues(ctx context.Context) error {
+	if _, err := audit.Passive(ctx, r.conn.Do, r.moves.plan.Queue); err != nil {
+		if audit.IsCode(err, amqp.NotFound) {
+			err = fmt.Errorf("%w: %w", topology.ErrUnroutable, err)
+		}
+		return fmt.Errorf("queue %q: %w", r.moves.plan.Queue, err)
+	}
+	return eachWaitQueue(r.moves.plan, func(q topology.Queue) error {
+		r.waits = append(r.waits, q)
+		_, err := audit.Passive(ctx, r.conn.Do, q.Name)
+		if audit.IsCode(err, amqp.NotFound) {
+			err = fmt.Errorf("queue %q %w: %w", q.Name, errMissing, err)
+		}
+		return err
+	})
+}
+
+// counts are the ready messages and the consumers of the plan's queues.
+type counts struct {
+	ready, consumers, dead int
+	waits                  []int
+}
+
+func (c counts) waiting() int {
+	sum := 0
+	for _, n := range c.waits {
+		sum += n
+	}
+	return sum
+}
+
+// count counts in the order in which a failed message passes the queues.
+func (r *ramp) count(ctx context.Context) (c counts, err error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	names := []string{r.moves.plan.Queue}
+	for _, q := range r.waits {
+		names = append(names, q.Name)
+	}
+	names = append(names, r.moves.source)
+	found, _, err := audit.PassiveAll(ctx, r.conn.Do, names)
+	for _, name := range names {
+		if _, there := found[name]; !there && err == nil {
+			err = errMissing
+		}
+		if err != nil {
+			return c, fmt.Errorf("count queue %q: %w", name, err)
+		}
+	}
+	c.ready, c.consumers = found[names[0]].Messages, found[names[0]].Consumers
+	for _, q := range r.waits {
+		c.waits = append(c.waits, found[q.Name].Messages)
+	}
+	c.dead = found[r.moves.source].Messages
+	return c, nil
+}
+
+// A look at the wait queues holds their messages, so that there is a second between two looks at
+// least, and looks take a fifth of the time at most. A look at dead letters harms no consumer: it
+// may take half of the time.
+const (
+	waitLook  = time.Second
+	waitShare = 4
+)
+
+// survey asks where the letters are, while nothing moves. Where a look is needed that is not due
+// yet, the result stays as it is and is not current.
+func (r *ramp) survey(ctx context.Context) error {
+	r.current = false
+	c, err := r.count(ctx)
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	r.note(now, c)
+	if c.waiting() > 0 && now.Before(r.waited.next()) {
+		return nil
+	}
+	if err := r.lookWaits(ctx, c, now); err != nil {
+		return err
+	}
+	if r.grownTo(c.dead, r.done()) != 0 {
+		if now.Before(r.looked.next()) {
+			return nil
+		}
+		if err := r.lookDead(ctx); err != nil {
+			return err
+		}
+	}
+	r.current = true
+	r.account(now)
+	return nil
+}
+
+// lookWaits looks at the wait queues that are not empty.
+func (r *ramp) lookWaits(ctx context.Context, c counts, now time.Time) error {
+	seen, blind := map[int]bool{}, 0
+	for i, q := range r.waits {
+		if c.waits[i] == 0 {
+			continue
+		}
+		err := r.moves.operator.pass(ctx, r.moves.plan, q, func(t *taking, d amqp.Delivery) error {
+			t.Keep(d.DeliveryTag)
+			if n := r.numberOf(d.Headers); n > 0 {
+				seen[n] = true
+			}
+			return nil
+		})
+		switch {
+		case errors.Is(err, ErrUnsafe), errors.Is(err, ErrUnsafePeek), errors.Is(err, ErrUnreadable):
+			blind += c.waits[i]
+		case err != nil:
+			return fmt.Errorf("wait queue %q: %w", q.Name, err)
+		}
+	}
+	if c.waiting() > 0 {
+		r.waited.after(now, max(waitLook, waitShare*time.Since(now)))
+	}
+	for n := range r.waiting {
+		if !seen[n] {
+			r.returned[n] = now
+		}
+	}
+	r.waiting, r.blind = seen, blind
+	return nil
+}
+
+// note keeps a sample, and forgets samples that no count needs any more.
+func (r *ramp) note(now time.Time, c counts) {
+	r.ready, r.consumers = c.ready, c.consumers
+	r.samples = append(r.samples, sample{now, r.done(), c.ready})
+	old := 0
+	for old+1 < len(r.samples) && now.Sub(r.samples[old+1].at) >= r.Settle {
+		old++
+	}
+	r.samples = r.samples[old:]
+}
+
+// account counts where the letters are. A letter that was in the queue at some time since the
+// sample which is as old as Settle was in it then, was replayed since, or has come back from a wait
+// since. Messages that a consumer gave back when it died are seen while there is no other.
+func (r *ramp) account(now time.Time) {
+	done, res := r.done(), &r.result
+	for n, at := range r.returned {
+		if now.Sub(at) >= r.Settle || r.waiting[n] || r.dead.has(n) {
+			delete(r.returned, n)
+		}
+	}
+	waiting := 0
+	for n := range r.waiting {
+		if !r.dead.has(n) {
+			waiting++
+		}
+	}
+	unsettled := done
+	if len(r.samples) > 0 && now.Sub(r.samples[0].at) >= r.Settle {
+		s := r.samples[0]
+		unsettled = s.ready + done - s.done + len(r.returned) + r.blind
+		if r.consumers == 0 {
+			unsettled += r.ready
+		}
+	}
+	// A publish with an unknown outcome has a number and does not count as replayed.
+	res.DeadAgain = min(r.dead.n, done)
+	res.Waiting = min(waiting, done-res.DeadAgain)
+	open := done - res.DeadAgain - res.Waiting
+	res.Unsettled = min(open, unsettled)
+	res.Handled = open - res.Unsettled
+	res.Left = min(r.started-done, r.left())
+	res.Started = done + res.Left
+	res.Spent, res.Foreign, res.Refused = r.spentLetters, r.foreign, r.moves.now().Refused
+}
+
+// closeLimit bounds the last look of a ramp that was interrupted.
+const closeLimit = time.Minute
+
+// close counts for the last time, however the ramp has ended. It opens another connection, because
+// the first may be lost.
+func (r *ramp) close(ctx context.Context, failed error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeLimit)
+	defer cancel()
+	if failed != nil || !r.current {
+		r.waited, r.looked = pause{}, pause{}
+		conn, end, err := r.moves.operator.connect(ctx)
+		if err == nil {
+			defer end()
+			r.conn = conn
+			err = r.survey(ctx)
+		}
+		if err != nil { // the last figures may not hold any more
+			r.result.Unseen = err
+			r.waiting, r.blind, r.samples = nil, 0, nil
+			r.account(time.Now())
+		}
+	}
+	if info, ok := r.moves.operator.manager(ctx).Queue(r.moves.plan.Queue); ok {
+		r.result.AtHandler = managementCount(info.Unacked)
+	}
+	r.show()
+}
+
+// RepeatOptions say how RampEvery repeats a Ramp.
+type RepeatOptions struct {
+	RampOptions
+	// Every is the time from the end of a run to the start of the next. At least 1 s. Default: 10 min.
+	Every time.Duration
+	// UntilEmpty ends RampEvery when a run finds no letter to replay, or has seen all its letters
+	// handled and none left, also none beyond Limit. Default: it goes on until ctx is done.
+	UntilEmpty bool
+	// Ran is called with the outcome of each run. Default: no call.
+	Ran func(RampResult, error)
+}
+
+const (
+	defaultEvery      = 10 * time.Minute
+	defaultMaxReplays = 5
+)
+
+// RampEvery replays dead letters by themselves, without a storm: run after run of Ramp, each with
+// its canary. A run that has stopped is no error, and the next one begins with its canary again, so
+// that during an outage an interval costs as few letters as the canary has. A letter that failed
+// again is not replayed again before the next run, and not more than MaxReplays times in its life.
+// The oldest letters are the canary, and a letter that is dead again is the youngest, so that
+// letters which always fail do not keep the others from their turn for long.
+//
+// A broker that cannot be reached is tried again by the next run. RampEvery returns the cause of
+// ctx, nil with UntilEmpty, and errors that another run cannot mend: ErrInvalidOptions, ErrNoQueue
+// and ErrUnsafePeek.
+func (o *Operator) RampEvery(
+	ctx context.Context, plan topology.Plan, options RepeatOptions,
+) error {
+	every := cmp.Or(options.Every, defaultEvery)
+	options.MaxReplays = cmp.Or(options.MaxReplays, defaultMaxReplays)
+	if every < time.Second {
+		return fmt.Errorf("replay dead letters of queue %q: %w: every %v: at least 1s",
+			plan.Queue, ErrInvalidOptions, every)
+	}
+	for {
+		run, err := o.runRamp(ctx, plan, options.RampOptions)
+		r := run.result
+		if options.Ran != nil {
+			options.Ran(r, err)
+		}
+		switch {
+		case ctx.Err() != nil:
+			return fmt.Errorf("replay dead letters of queue %q: %w", plan.Queue, context.Cause(ctx))
+		case errors.Is(err, ErrInvalidOptions), errors.Is(err, ErrNoQueue),
+			errors.Is(err, ErrUnsafePeek), errors.Is(err, topology.ErrClosed):
+			return err
+		case options.UntilEmpty && err == nil && r.Started == r.Handled && run.left() == 0:
+			return nil
+		}
+		if err := sleep(ctx, every); err != nil {
+			return fmt.Errorf("replay dead letters of queue %q: %w", plan.Queue, err)
+		}
 	}
 }

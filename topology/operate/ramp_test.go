@@ -3,12 +3,10 @@ package operate_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"testing"
 	"time"
 
-	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -32,15 +30,16 @@ type shop struct {
 	failed  []time.Time
 }
 
+// soon is the delay of the retries of a service that does not let its messages wait for long.
+const soon = 200 * time.Millisecond
+
 // serve starts a service on the box's queue. It retries after each of delays.
 func (b *box) serve(fails func(body string) error, delays ...time.Duration) *shop {
 	b.t.Helper()
 	s := &shop{fails: fails, handled: map[string]int{}}
 	rig.Start(b.t, rig.Config{
 		URL: b.url, Queue: b.queue, Strategy: b.strategy, Policy: backoff.List(delays), Keep: true,
-		Configure: func(cfg *wamqp.Config) {
-			cfg.Queue.Arguments = amqp.Table{"x-queue-type": string(b.strategy.Type)}
-		},
+		Configure: rig.WithQueue(amqp.Table{"x-queue-type": string(b.strategy.Type)}),
 		RetryOptions: []middleware.Option{
 			middleware.WithClassifier(middleware.PermanentErrors(errBad)),
 		},
@@ -60,6 +59,18 @@ func (b *box) serve(fails func(body string) error, delays ...time.Duration) *sho
 	return s
 }
 
+// forShops runs a test with a box of n dead letters of each type, and a service that fails so.
+func forShops(
+	t *testing.T, n int, fails func(body string) error, test func(t *testing.T, b *box, s *shop),
+) {
+	t.Helper()
+	forTypes(t, func(t *testing.T, b *box) {
+		b.delayBy(soon)
+		b.die(n)
+		test(t, b, b.serve(fails, soon))
+	})
+}
+
 func (s *shop) count() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -72,9 +83,8 @@ func (s *shop) change(fails func(body string) error) {
 	s.fails = fails
 }
 
-func never(string) error     { return nil }
-func always(string) error    { return errBad }
-func retryable(string) error { return errors.New("connection refused") }
+func never(string) error  { return nil }
+func always(string) error { return errBad }
 
 // everyTenth fails with each tenth message from now on. So the first messages of a ramp succeed,
 // also where the ramp before has stopped.
@@ -107,11 +117,19 @@ func requireSum(t testing.TB, r operate.RampResult) {
 	require.NoError(t, r.Unseen)
 }
 
+// ramp replays step by step, and requires the outcome and the sum of the letters.
+func (b *box) ramp(ctx context.Context, o operate.RampOptions, want error) operate.RampResult {
+	b.t.Helper()
+	r, err := b.Ramp(ctx, b.plan, quick(o))
+	require.ErrorIs(b.t, err, want)
+	requireSum(b.t, r)
+	return r
+}
+
 // Given a handler that works, then all letters are handled, step by step, and other letters stay.
 func TestRampReplaysAllStepByStep(t *testing.T) {
-	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
-		b.delayBy(200 * time.Millisecond)
+		b.delayBy(soon)
 		b.die(40, func(i int, notes *header.RetryState, m *amqp.Publishing) {
 			switch {
 			case i >= 38:
@@ -120,25 +138,21 @@ func TestRampReplaysAllStepByStep(t *testing.T) {
 				m.Headers[header.Replays] = "7"
 			}
 		})
-		s := b.serve(never, 200*time.Millisecond)
+		s := b.serve(never, soon)
 		var steps []string
-		r, err := b.Ramp(t.Context(), b.plan, quick(operate.RampOptions{
-			ReplayOptions: operate.ReplayOptions{Filter: operate.Filter{Error: "refused"}, Rate: 500},
-			Canary:        3, Steps: []int{1, 10}, MaxReplays: 7,
-			Report: func(r operate.RampResult) {
+		r := b.ramp(t.Context(), operate.RampOptions{
+			MoveOptions: operate.MoveOptions{
+				Filter: operate.Filter{Error: "refused"}, Rate: 500, MaxReplays: 7,
+			},
+			Canary: 3, Steps: []int{1, 10}, Report: func(r operate.RampResult) {
 				if len(steps) == 0 || steps[len(steps)-1] != r.Step {
 					steps = append(steps, r.Step)
 				}
 			},
-		}))
-		require.NoError(t, err)
-		requireSum(t, r)
+		}, nil)
 		require.Equal(t, []string{"canary", "step 1", "step 2", "rest"}, steps)
-		require.Equal(t, 36, r.Handled)
-		require.Equal(t, 36, r.Started)
-		require.Equal(t, 36, r.Replayed())
-		require.Equal(t, 2, r.Spent)
-		require.Equal(t, 36, s.count())
+		require.Equal(t, []int{36, 36, 36, 2, 36},
+			[]int{r.Handled, r.Started, r.Replayed(), r.Spent, s.count()})
 		require.Len(t, b.letters(operate.Filter{}), 4)
 	})
 }
@@ -146,22 +160,19 @@ func TestRampReplaysAllStepByStep(t *testing.T) {
 // Given a handler that fails with every message, then nothing moves but the canary, and a second
 // call has the rest before the canary of the first.
 func TestRampStopsAtItsCanary(t *testing.T) {
-	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
-		b.delayBy(200 * time.Millisecond)
+		b.delayBy(soon)
 		b.die(40)
 		moved := make(chan struct{}) // the canary: a ramp may stop before, when two of three are dead
 		enough := sync.OnceFunc(func() { close(moved) })
-		s := b.serve(func(string) error { <-moved; return errBad }, 200*time.Millisecond)
-		r, err := b.Ramp(t.Context(), b.plan, quick(operate.RampOptions{
-			ReplayOptions: operate.ReplayOptions{Progress: func(p operate.Progress) {
+		s := b.serve(func(string) error { <-moved; return errBad }, soon)
+		r := b.ramp(t.Context(), operate.RampOptions{
+			MoveOptions: operate.MoveOptions{Progress: func(p operate.Progress) {
 				if p.Done >= 3 {
 					enough()
 				}
 			}},
-		}))
-		require.ErrorIs(t, err, operate.ErrStopped)
-		requireSum(t, r)
+		}, operate.ErrStopped)
 		require.Equal(t, "canary", r.Step)
 		require.Equal(t, 3, r.DeadAgain+r.Unsettled)
 		require.Positive(t, r.DeadAgain)
@@ -172,27 +183,19 @@ func TestRampStopsAtItsCanary(t *testing.T) {
 		require.Equal(t, 38, replayed[0].Position, "dead again, behind the others")
 		require.Contains(t, replayed[0].Delivery.Headers[keys.Replay], r.Run+".")
 		s.change(never)
-		r, err = b.Ramp(t.Context(), b.plan, quick(operate.RampOptions{}))
-		require.NoError(t, err)
-		requireSum(t, r)
-		require.Equal(t, 40, r.Handled)
+		require.Equal(t, 40, b.ramp(t.Context(), operate.RampOptions{}, nil).Handled)
 	})
 }
 
 // Given a handler that fails with a tenth, then a ramp that allows 5 % stops within a second, and
 // a ramp that allows 20 % ends with all letters counted.
 func TestRampStopsWhenTooManyAreDeadAgain(t *testing.T) {
-	t.Parallel()
-	forTypes(t, func(t *testing.T, b *box) {
-		b.delayBy(200 * time.Millisecond)
-		const dead = 2000
-		b.die(dead)
-		s := b.serve(everyTenth(), 200*time.Millisecond)
-		r, err := b.Ramp(t.Context(), b.plan, quick(operate.RampOptions{
-			Canary: -1, ReplayOptions: operate.ReplayOptions{Rate: 50},
-		}))
-		require.ErrorIs(t, err, operate.ErrStopped)
-		requireSum(t, r)
+	const dead = 2000
+	forShops(t, dead, never, func(t *testing.T, b *box, s *shop) {
+		s.change(everyTenth())
+		r := b.ramp(t.Context(), operate.RampOptions{
+			Canary: -1, MoveOptions: operate.MoveOptions{Rate: 50},
+		}, operate.ErrStopped)
 		require.Positive(t, r.DeadAgain)
 		require.Positive(t, r.Handled)
 		require.Greater(t, r.Left, dead/2)
@@ -203,27 +206,19 @@ func TestRampStopsWhenTooManyAreDeadAgain(t *testing.T) {
 		t.Logf("the last letter came %v after the first failure", took)
 		require.Less(t, took, rig.Ceiling) // a second, on a machine with nothing else to do
 		s.change(everyTenth())
-		r, err = b.Ramp(t.Context(), b.plan, quick(operate.RampOptions{
-			Canary: -1, StopAt: 0.2, ReplayOptions: operate.ReplayOptions{Limit: 200, Rate: 1000},
-		}))
-		require.NoError(t, err)
-		requireSum(t, r)
-		require.Equal(t, 200, r.Started)
-		require.Equal(t, 20, r.DeadAgain)
-		require.Equal(t, 180, r.Handled)
+		r = b.ramp(t.Context(), operate.RampOptions{
+			Canary: -1, StopAt: 0.2, MoveOptions: operate.MoveOptions{Limit: 200, Rate: 1000},
+		}, nil)
+		require.Equal(t, []int{200, 20, 180}, []int{r.Started, r.DeadAgain, r.Handled})
 	})
 }
 
 // Letters of other messages that come meanwhile make a ramp look, and do not stop it.
 func TestRampIsNotStoppedByOtherLetters(t *testing.T) {
-	t.Parallel()
-	forTypes(t, func(t *testing.T, b *box) {
-		b.delayBy(200 * time.Millisecond)
-		b.die(60)
-		b.serve(never, 200*time.Millisecond)
+	forShops(t, 60, never, func(t *testing.T, b *box, _ *shop) {
 		moved, others := 0, 0
-		r, err := b.Ramp(t.Context(), b.plan, quick(operate.RampOptions{
-			ReplayOptions: operate.ReplayOptions{Rate: 30},
+		r := b.ramp(t.Context(), operate.RampOptions{
+			MoveOptions: operate.MoveOptions{Rate: 30},
 			Report: func(r operate.RampResult) {
 				if r.Replayed() > moved { // a letter dies for each count
 					moved = r.Replayed()
@@ -231,9 +226,7 @@ func TestRampIsNotStoppedByOtherLetters(t *testing.T) {
 					b.die(1)
 				}
 			},
-		}))
-		require.NoError(t, err)
-		requireSum(t, r)
+		}, nil)
 		require.Equal(t, 60, r.Handled)
 		require.Greater(t, others, 2)
 		require.Len(t, b.letters(operate.Filter{}), others)
@@ -243,9 +236,8 @@ func TestRampIsNotStoppedByOtherLetters(t *testing.T) {
 // Given a queue without a consumer, or a consumer that dies with its messages, then the canary is
 // watched for its time and nothing else moves. Given a service afterwards, another call goes on.
 func TestRampWaitsForAConsumerWithABound(t *testing.T) {
-	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
-		b.delayBy(200 * time.Millisecond)
+		b.delayBy(soon)
 		b.die(20)
 		crashes := func(r operate.RampResult) {
 			conn, err := amqp.Dial(b.url)
@@ -268,25 +260,19 @@ func TestRampWaitsForAConsumerWithABound(t *testing.T) {
 				AtHandler: r.AtHandler,
 			}, r)
 		}
-		s := b.serve(never, 200*time.Millisecond)
-		r, err := b.Ramp(t.Context(), b.plan, quick(operate.RampOptions{}))
-		require.NoError(t, err)
-		requireSum(t, r)
-		require.Equal(t, 14, r.Handled)
+		s := b.serve(never, soon)
+		require.Equal(t, 14, b.ramp(t.Context(), operate.RampOptions{}, nil).Handled)
 		require.Equal(t, 20, s.count())
 	})
 }
 
 // Letters that wait for their next attempt are counted, and hold the ramp up.
 func TestRampCountsLettersThatWait(t *testing.T) {
-	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		b.delayBy(time.Hour)
 		b.die(20)
-		b.serve(retryable, time.Hour)
-		r, err := b.Ramp(t.Context(), b.plan, quick(operate.RampOptions{Watch: 5 * time.Second}))
-		require.ErrorIs(t, err, operate.ErrUnsettled)
-		requireSum(t, r)
+		b.serve(func(string) error { return errors.New("connection refused") }, time.Hour)
+		r := b.ramp(t.Context(), operate.RampOptions{Watch: 5 * time.Second}, operate.ErrUnsettled)
 		require.Equal(t, 3, r.Waiting+r.Unsettled)
 		require.Positive(t, r.Waiting)
 		require.Equal(t, 17, r.Left)
@@ -295,22 +281,16 @@ func TestRampCountsLettersThatWait(t *testing.T) {
 
 // A ramp that is interrupted counts its letters, and each is in one place.
 func TestRampInterrupted(t *testing.T) {
-	t.Parallel()
-	forTypes(t, func(t *testing.T, b *box) {
-		b.delayBy(200 * time.Millisecond)
-		b.die(1000)
-		s := b.serve(never, 200*time.Millisecond)
+	forShops(t, 1000, never, func(t *testing.T, b *box, s *shop) {
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
-		r, err := b.Ramp(ctx, b.plan, quick(operate.RampOptions{
-			ReplayOptions: operate.ReplayOptions{Rate: 200, Progress: func(p operate.Progress) {
+		r := b.ramp(ctx, operate.RampOptions{
+			MoveOptions: operate.MoveOptions{Rate: 200, Progress: func(p operate.Progress) {
 				if p.Done == 50 {
 					stop()
 				}
 			}},
-		}))
-		require.ErrorIs(t, err, context.Canceled)
-		requireSum(t, r)
+		}, context.Canceled)
 		require.Equal(t, 1000, r.Started)
 		require.GreaterOrEqual(t, r.Replayed(), 50)
 		require.Positive(t, r.Left)
@@ -323,23 +303,21 @@ func TestRampInterrupted(t *testing.T) {
 
 // A filter that chooses nothing changes nothing, and nonsense is refused before anything is done.
 func TestRampOfNothing(t *testing.T) {
-	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		b.die(5)
-		r, err := b.Ramp(t.Context(), b.plan, operate.RampOptions{
-			ReplayOptions: operate.ReplayOptions{Filter: operate.Filter{Error: "timeout"}},
-		})
-		require.NoError(t, err)
+		r := b.ramp(t.Context(), operate.RampOptions{
+			MoveOptions: operate.MoveOptions{Filter: operate.Filter{Error: "timeout"}},
+		}, nil)
 		require.Zero(t, r.Started+r.Replayed()+r.Left)
 		for name, options := range map[string]operate.RampOptions{
-			"to":     {ReplayOptions: operate.ReplayOptions{To: b.queue + ".other"}},
-			"dry":    {ReplayOptions: operate.ReplayOptions{DryRun: true}},
+			"to":     {MoveOptions: operate.MoveOptions{To: b.queue + ".other"}},
+			"dry":    {MoveOptions: operate.MoveOptions{DryRun: true}},
 			"share":  {StopAt: 5},
 			"watch":  {Settle: time.Minute, Watch: time.Second},
 			"step":   {Steps: []int{1, 0}},
-			"spent":  {MaxReplays: -1},
-			"rate":   {ReplayOptions: operate.ReplayOptions{Rate: -1}},
-			"limit":  {ReplayOptions: operate.ReplayOptions{Limit: -1}},
+			"spent":  {MoveOptions: operate.MoveOptions{MaxReplays: -1}},
+			"rate":   {MoveOptions: operate.MoveOptions{Rate: -1}},
+			"limit":  {MoveOptions: operate.MoveOptions{Limit: -1}},
 			"settle": {Settle: -1},
 		} {
 			_, err := b.Ramp(t.Context(), b.plan, options)
@@ -351,7 +329,7 @@ func TestRampOfNothing(t *testing.T) {
 		}
 		b.delayBy(time.Second)
 		rig.DeleteQueue(t, b.url, b.waits(time.Second).Name)
-		_, err = b.Ramp(t.Context(), b.plan, operate.RampOptions{})
+		_, err := b.Ramp(t.Context(), b.plan, operate.RampOptions{})
 		require.ErrorContains(t, err, b.waits(time.Second).Name)
 		require.Len(t, b.letters(operate.Filter{}), 5)
 	})
@@ -360,16 +338,12 @@ func TestRampOfNothing(t *testing.T) {
 // Given an outage, then each run costs its canary, and after it the letters are handled. Given a
 // letter that always fails, then it is replayed MaxReplays times and stays.
 func TestRampEveryEndsWithoutAStorm(t *testing.T) {
-	t.Parallel()
-	forTypes(t, func(t *testing.T, b *box) {
-		b.delayBy(200 * time.Millisecond)
-		b.die(30)
-		s := b.serve(always, 200*time.Millisecond)
+	forShops(t, 30, always, func(t *testing.T, b *box, s *shop) {
 		poison := numbered(17, 18)[0]
 		runs := 0
 		err := b.RampEvery(t.Context(), b.plan, operate.RepeatOptions{
 			Every: time.Second, UntilEmpty: true,
-			RampOptions: quick(operate.RampOptions{MaxReplays: 4}),
+			RampOptions: quick(operate.RampOptions{MoveOptions: operate.MoveOptions{MaxReplays: 4}}),
 			Ran: func(r operate.RampResult, err error) {
 				requireSum(t, r)
 				if runs++; runs == 2 {
@@ -405,16 +379,11 @@ func TestRampEveryEndsWithoutAStorm(t *testing.T) {
 
 // Given a limit, UntilEmpty ended after the first run though letters were left.
 func TestUntilEmptyEndedAtTheLimitOfOneRun(t *testing.T) {
-	t.Parallel()
-	forTypes(t, func(t *testing.T, b *box) {
-		b.delayBy(200 * time.Millisecond)
-		b.die(5)
-		s := b.serve(never, 200*time.Millisecond)
+	forShops(t, 5, never, func(t *testing.T, b *box, s *shop) {
 		var started []int
-		options := quick(operate.RampOptions{})
-		options.Limit = 2
 		err := b.RampEvery(t.Context(), b.plan, operate.RepeatOptions{
-			Every: time.Second, UntilEmpty: true, RampOptions: options,
+			Every: time.Second, UntilEmpty: true,
+			RampOptions: quick(operate.RampOptions{MoveOptions: operate.MoveOptions{Limit: 2}}),
 			Ran: func(r operate.RampResult, err error) {
 				requireSum(t, r)
 				require.NoError(t, err)
@@ -426,21 +395,4 @@ func TestUntilEmptyEndedAtTheLimitOfOneRun(t *testing.T) {
 		require.Equal(t, 5, s.count())
 		b.depth(b.dead, 0)
 	})
-}
-
-// A look at a whole dead-letter queue.
-func BenchmarkRampLook(bench *testing.B) {
-	for _, kind := range types {
-		bench.Run(fmt.Sprint(kind), func(bench *testing.B) {
-			b := newBox(bench, kind)
-			b.die(10_000)
-			for bench.Loop() {
-				r, err := b.Ramp(bench.Context(), b.plan, operate.RampOptions{
-					ReplayOptions: operate.ReplayOptions{Filter: operate.Filter{Error: "none"}},
-				})
-				require.NoError(bench, err)
-				require.Zero(bench, r.Started)
-			}
-		})
-	}
 }

@@ -31,8 +31,6 @@ type Rehearsal struct {
 	// unknown where it is missing.
 	Target           string `json:"target"`
 	Ready, Consumers Count  `json:"-"`
-	// Spent are passed over because of MaxReplays.
-	Spent int `json:"spent,omitempty"`
 	// Largest is the size of the largest payload of a chosen letter, in bytes.
 	Largest int `json:"largest,omitempty"`
 	// Expiring are the chosen letters with an expiration, or dead because their time was over. A
@@ -59,9 +57,9 @@ func (o *Operator) Rehearse(
 	if options.To != "" {
 		h.Target = options.To
 	}
-	err := options.check()
+	_, err := options.checked()
 	if err == nil {
-		err = h.choose(ctx, o, plan, options)
+		err = h.choose(ctx, o, plan, options.MoveOptions)
 	}
 	if err == nil && h.Target != plan.Queue {
 		plan = topology.Plan{Queue: h.Target}
@@ -79,22 +77,10 @@ func (o *Operator) Rehearse(
 
 // choose counts the letters.
 func (h *Rehearsal) choose(
-	ctx context.Context, o *Operator, plan topology.Plan, options RampOptions,
+	ctx context.Context, o *Operator, plan topology.Plan, options MoveOptions,
 ) error {
 	options.DryRun = true
-	r := &replay{operator: o, plan: plan, ReplayOptions: options.ReplayOptions, left: -1}
-	r.act = r.one
-	match := options.Filter.Match
-	r.Filter.Match = func(l Letter) bool {
-		if match != nil && !match(l) {
-			return false
-		}
-		spent := options.MaxReplays > 0 && l.Replays >= options.MaxReplays
-		if spent {
-			h.Spent++
-		}
-		return !spent
-	}
+	r := o.moving(plan, options)
 	r.would = func(l Letter) {
 		h.Largest = max(h.Largest, len(l.Delivery.Body))
 		if l.Delivery.Expiration != "" || !l.Deadline.IsZero() {
@@ -103,7 +89,7 @@ func (h *Rehearsal) choose(
 	}
 	err := r.prepare(ctx)
 	for again := true; again && err == nil; {
-		h.Spent, h.Largest, h.Expiring = 0, 0, 0 // a round counts again
+		h.Largest, h.Expiring = 0, 0 // a round counts again
 		again, err = r.round(ctx)
 	}
 	h.Progress = r.now()

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"reflect"
 	"strconv"
 	"sync"
@@ -22,28 +23,32 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// ReplayOptions say which messages Replay moves, and how. The zero value moves every dead letter of
-// the queue back to it, as fast as the broker takes them.
-type ReplayOptions struct {
-	// Filter chooses the letters. Default: all.
+// MoveOptions say which messages a call moves, and how. The zero value moves all, as fast as the
+// broker takes them. To, Named, MaxReplays, Edit, Originals and KeepIn give ErrInvalidOptions to a
+// call that has no use for them.
+type MoveOptions struct {
+	// Filter chooses the messages. Default: all.
 	Filter Filter
-	// To is the queue that gets them. Default: the queue of the plan, and only letters whose headers
-	// name it or none.
+	// To is the queue that gets them, of Replay and ReturnStranded. Default: of Replay the queue of
+	// the plan, and only letters whose headers name it or none.
 	To string
-	// Named chooses only letters whose headers name the queue of the plan, also with To. The others
-	// count as foreign. It is for a dead-letter queue of several queues, where a letter that names no
-	// queue may be of any of them. Default: false.
+	// Named lets Replay choose only letters whose headers name the queue of the plan, also with To.
+	// The others count as foreign. It is for a dead-letter queue of several queues, where a letter
+	// that names no queue may be of any of them. Default: false.
 	Named bool
-	// Rate is the number of letters a second. Default: as fast as possible.
+	// MaxReplays lets Replay pass over letters that were replayed so often before (Letter.Replays).
+	// Default: no limit, and 5 with RampEvery.
+	MaxReplays int
+	// Rate is the number of messages a second. Default: as fast as possible.
 	Rate float64
-	// Limit is the most letters to move. Default: all.
+	// Limit is the most messages to move. Default: all.
 	Limit int
 	// DryRun counts and moves nothing. Edit is called, so that Refused counts as it will. Default:
 	// false.
 	DryRun bool
-	// Edit repairs msg, which is published in place of a letter; letter is a copy. A message that it
-	// has changed carries header.EditedAt and header.EditedBy. With an error the letter stays in its
-	// queue, and the next one is looked at. Default: no change.
+	// Edit lets Replay repair msg, which is published in place of a letter; letter is a copy. A
+	// message that it has changed carries header.EditedAt and header.EditedBy. With an error the
+	// letter stays in its queue, and the next one is looked at. Default: no change.
 	Edit func(letter Letter, msg *amqp.Publishing) error
 	// EditedBy names the editor in the header, in up to 255 bytes. Default: the name of the Operator.
 	EditedBy string
@@ -51,6 +56,14 @@ type ReplayOptions struct {
 	// there before the repaired one is published. Default: <dead-letter queue>.originals, declared
 	// like the dead-letter queue.
 	Originals string
+	// KeepIn is a file, to which Discard writes letters as Export does, up to 64 at once, before it
+	// throws them away. Whenever the process ends, each letter is in the file or in the queue, and at
+	// most 64 are in both. With an error of the file they stay, and Discard ends. Default: the letters
+	// are gone.
+	KeepIn interface {
+		io.Writer
+		Sync() error
+	}
 	// Progress is called after each message, by one goroutine at a time. It must be quick. Default: no
 	// call.
 	Progress func(Progress)
@@ -78,51 +91,70 @@ type ReplayOptions struct {
 // topology.ErrUnroutable means that the queue does not exist. When ctx is done, publishes under way
 // are finished. Progress is right with every error.
 func (o *Operator) Replay(
-	ctx context.Context, plan topology.Plan, options ReplayOptions,
+	ctx context.Context, plan topology.Plan, options MoveOptions,
 ) (Progress, error) {
-	r := &replay{
-		operator: o, plan: plan, ReplayOptions: options, left: -1, pace: newPace(options.Rate),
-	}
-	r.act = r.one
+	r := o.moving(plan, options)
 	err := r.prepare(ctx)
 	if err == nil {
 		err = r.run(ctx)
 	}
 	if err != nil {
-		return r.now(), fmt.Errorf("replay dead letters of queue %q: %w", plan.Queue, err)
+		err = fmt.Errorf("replay dead letters of queue %q: %w", plan.Queue, err)
 	}
-	return r.now(), nil
+	return r.now(), err
 }
 
-// run moves until the end.
-func (r *replay) run(ctx context.Context) error {
-	for {
-		if again, err := r.round(ctx); err != nil {
-			return err
-		} else if !again {
-			return r.refusal
-		}
+// Discard throws dead letters away, also letters of other queues in the same dead-letter queue. It
+// looks only at messages that were in the queue at the beginning.
+func (o *Operator) Discard(
+	ctx context.Context, plan topology.Plan, options MoveOptions,
+) (Progress, error) {
+	var p Progress
+	queue, err := deadQueue(plan)
+	if err == nil {
+		p, err = o.discard(ctx, plan, queue, newLetter, options)
 	}
+	if err != nil {
+		err = fmt.Errorf("discard dead letters of queue %q: %w", plan.Queue, err)
+	}
+	return p, err
 }
 
+// discard throws messages of a queue away.
+func (o *Operator) discard(
+	ctx context.Context, plan topology.Plan, queue string, read func(amqp.Delivery, int) Letter,
+	options MoveOptions,
+) (Progress, error) {
+	r := o.moving(plan, options)
+	r.source, r.read, r.become = queue, read, nil
+	err := r.checkPlain(false)
+	if err == nil {
+		err = r.run(ctx)
+	}
+	return r.now(), err
+}
+
+// replay is a call that looks at the messages of a queue and moves some of them.
 type replay struct {
-	ReplayOptions
+	MoveOptions
 	operator *Operator
 	plan     topology.Plan
-	dead     string
-	chooses  func(Letter) bool
+	source   string // the queue that the messages leave
+	read     func(d amqp.Delivery, position int) Letter
+	match    func(Letter) bool // of the filter
 	pace     pace
-	// act begins to move a message if it is to be moved.
-	act func(ctx context.Context, t *taking, m *mover, d amqp.Delivery) (moved bool, err error)
-	// unroutable is the hook of the mover.
-	unroutable func(d amqp.Delivery)
-	// end, if it is set, is called at the end of a round, with its error. It returns the error.
-	end func(t *taking, err error) error
+	// mine reports whether a message is chosen, in place of match. nil: match.
+	mine func(ctx context.Context, l Letter) (bool, error)
+	// become returns the message that is published in place of another one. An error of type stays
+	// leaves that one where it is. nil: messages are thrown away.
+	become func(ctx context.Context, l Letter, frame int) (copied, error)
+	alone  bool // each message leaves the source before the next one is published
 
-	marks   marks // of letters that block their keys; of one round
-	left    int   // of the messages there at the beginning; -1 before
-	moved   int   // begun to move
-	refusal error // of the first letter that was refused
+	marks   marks          // of letters that block their keys; of one round
+	without map[string]int // messages that stay for want of a queue, by queue; of one round
+	left    int            // of the messages there at the beginning; -1 before
+	moved   int            // begun to move
+	refusal error          // of the first letter that was refused
 
 	// Of a ramp and a rehearsal; nil for none. turn is called before a letter is published and may
 	// end the round with an error. mark names the replay in a letter. would sees the letters of a dry
@@ -135,13 +167,33 @@ type replay struct {
 	progress Progress
 }
 
+// copied is the message that is published in place of another one.
+type copied struct {
+	topology.Route
+	msg    amqp.Publishing
+	edited bool // the original is to be kept
+}
+
+// stays is the error about a message that stays. It is counted as refused, unless it is empty.
+type stays struct{ error }
+
+// moving returns a replay of dead letters.
+func (o *Operator) moving(plan topology.Plan, options MoveOptions) *replay {
+	r := &replay{
+		operator: o, plan: plan, MoveOptions: options, read: newLetter, left: -1,
+		pace: newPace(options.Rate),
+	}
+	r.become = r.toQueue
+	return r
+}
+
 func (r *replay) prepare(ctx context.Context) error {
 	var err error
-	if r.dead, err = deadQueue(r.plan); err != nil {
+	if r.source, err = deadQueue(r.plan); err != nil {
 		return err
 	}
 	target := cmp.Or(r.To, r.plan.Queue)
-	if target == r.dead {
+	if target == r.source {
 		return fmt.Errorf("%w: the letters are in queue %q already", ErrInvalidOptions, target)
 	}
 	if err := r.check(); err != nil {
@@ -156,28 +208,45 @@ func (r *replay) prepare(ctx context.Context) error {
 	if r.Originals != "" {
 		return nil
 	}
-	if err := r.operator.checkPeek(ctx, r.plan, r.dead); err != nil { // before anything is declared
+	err = r.operator.checkPeek(ctx, r.plan, r.source) // before anything is declared
+	if err != nil {
 		return err
 	}
-	r.Originals = r.dead + ".originals"
+	r.Originals = r.source + ".originals"
 	for _, q := range r.plan.Queues {
-		if q.Name == r.dead {
+		if q.Name == r.source {
 			q.Name, q.Adopt = r.Originals, true
 			return r.operator.Declare(ctx, topology.Plan{Queue: r.plan.Queue, Queues: []topology.Queue{q}})
 		}
 	}
 	return fmt.Errorf("%w: name the queue that keeps the originals, because the plan does not have "+
-		"queue %q", ErrInvalidOptions, r.dead)
+		"queue %q", ErrInvalidOptions, r.source)
 }
 
-// check reads the options that every replay has.
+// check reads the options that every call has.
 func (r *replay) check() (err error) {
-	if r.Limit < 0 || r.Rate < 0 {
-		return fmt.Errorf("%w: limit %d, rate %g: neither can be negative", ErrInvalidOptions, r.Limit,
-			r.Rate)
+	if r.Limit < 0 || r.Rate < 0 || r.MaxReplays < 0 {
+		return fmt.Errorf("%w: limit %d, rate %g, at most %d replays: none can be negative",
+			ErrInvalidOptions, r.Limit, r.Rate, r.MaxReplays)
 	}
-	r.chooses, err = r.Filter.Matcher()
+	if r.KeepIn != nil && r.become != nil {
+		return fmt.Errorf("%w: KeepIn is for messages that are thrown away", ErrInvalidOptions)
+	}
+	r.match, err = r.Filter.Matcher()
 	return err
+}
+
+// checkPlain is check for a call that does not replay dead letters. Only a return goes to another
+// queue.
+func (r *replay) checkPlain(returns bool) error {
+	if r.To != "" && !returns {
+		return fmt.Errorf("%w: only a replay and a return go to another queue", ErrInvalidOptions)
+	}
+	if r.Edit != nil || r.Named || r.Originals != "" || r.MaxReplays != 0 {
+		return fmt.Errorf("%w: Edit, Originals, Named and MaxReplays are for replays of dead letters",
+			ErrInvalidOptions)
+	}
+	return r.check()
 }
 
 // findTarget returns topology.ErrUnroutable if the queue does not exist. A queue of another
@@ -196,10 +265,21 @@ func (o *Operator) findTarget(ctx context.Context, queue string) error {
 	return err
 }
 
+// run moves until the end.
+func (r *replay) run(ctx context.Context) error {
+	for {
+		if again, err := r.round(ctx); err != nil {
+			return err
+		} else if !again {
+			return r.refusal
+		}
+	}
+}
+
 // round moves until the end, or until messages have been held for as long as is safe; then it
 // returns again.
 func (r *replay) round(ctx context.Context) (again bool, err error) {
-	t, err := r.operator.take(ctx, r.plan, r.dead, r.left)
+	t, err := r.operator.take(ctx, r.plan, r.source, r.left)
 	if err != nil {
 		return false, err
 	}
@@ -207,18 +287,13 @@ func (r *replay) round(ctx context.Context) (again bool, err error) {
 		t.LimitPage(int(r.Rate) + 1)
 	}
 	// They are counted again.
-	r.count(func(p *Progress) { p.Chosen, p.Foreign, p.Refused = p.Done, 0, 0 })
+	r.count(func(p *Progress) { p.Chosen, p.Foreign, p.Spent, p.Refused = p.Done, 0, 0, 0 })
 	r.marks = nil
+	clear(r.without)
 	before := r.now().Done
-	m := newMover(ctx, r.operator, t, func() { r.count(func(p *Progress) { p.Done++ }) })
-	m.unroutable = r.unroutable
+	m := newMover(ctx, r, t)
 	again, err = r.pass(ctx, t, m)
-	if moveErr := m.finish(); err == nil || errors.Is(err, errStopped) {
-		err = moveErr
-	}
-	if r.end != nil {
-		err = r.end(t, err)
-	}
+	err = m.finish(err)
 	if back := t.giveBack(); err == nil {
 		err = back
 	}
@@ -229,9 +304,6 @@ func (r *replay) round(ctx context.Context) (again bool, err error) {
 	}
 	return again, err
 }
-
-// errStopped: the mover takes no more; it knows why.
-var errStopped = errors.New("stopped")
 
 // pass looks at the messages of a round.
 func (r *replay) pass(ctx context.Context, t *taking, m *mover) (again bool, err error) {
@@ -244,10 +316,7 @@ func (r *replay) pass(ctx context.Context, t *taking, m *mover) (again bool, err
 			p.Total = max(p.Total, t.Total())
 			p.Seen = max(p.Seen, p.Total-t.Total()+t.Seen())
 		})
-		moved, err := r.act(ctx, t, m, d)
-		if !moved {
-			t.Keep(d.DeliveryTag)
-		}
+		err = r.one(ctx, t, m, d)
 		switch {
 		case err != nil:
 			return false, err
@@ -264,29 +333,32 @@ func (r *replay) pass(ctx context.Context, t *taking, m *mover) (again bool, err
 	}
 }
 
-// one begins to move a message if it is to be moved.
-func (r *replay) one(
+// one begins to move a message if it is to be moved, and keeps it otherwise.
+func (r *replay) one(ctx context.Context, t *taking, m *mover, d amqp.Delivery) error {
+	moved, err := r.move(ctx, t, m, d)
+	if !moved {
+		t.Keep(d.DeliveryTag)
+	}
+	return err
+}
+
+func (r *replay) move(
 	ctx context.Context, t *taking, m *mover, d amqp.Delivery,
 ) (moved bool, err error) {
-	l := newLetter(d, t.Seen())
-	if !r.chooses(l) {
-		return false, nil
-	}
-	if r.isForeign(l) {
-		r.count(func(p *Progress) { p.Foreign++ })
-		return false, nil
-	}
-	r.count(func(p *Progress) { p.Chosen++ })
-	if err := r.learnMarks(ctx, l); err != nil {
+	l := r.read(d, t.Seen())
+	if chosen, err := r.chosen(ctx, l); !chosen {
 		return false, err
 	}
-	msg, edited, err := r.compose(l, t.frame)
-	if err == nil {
-		err = r.marks.refuse(l)
+	var c copied
+	if r.become != nil {
+		c, err = r.become(ctx, l, t.frame)
+	}
+	if stay := (stays{}); errors.As(err, &stay) {
+		r.refuse(l, stay.error)
+		return false, nil
 	}
 	if err != nil {
-		r.refuse(l, err)
-		return false, nil
+		return false, err
 	}
 	if r.DryRun {
 		if r.would != nil {
@@ -303,31 +375,75 @@ func (r *replay) one(
 			return false, err
 		}
 	}
-	if edited {
+	if c.edited {
 		original := wire.Publishing(&d, keys.IsLive, nil)
 		if err := r.operator.publish(m.ctx, "", r.Originals, original); err != nil {
 			return false, fmt.Errorf("keep the original of message %q in queue %q: %w",
 				l.ID, r.Originals, err)
 		}
 	}
-	if err := m.move(d, "", cmp.Or(r.To, r.plan.Queue), msg); err != nil {
+	if err := m.move(d, l, c); err != nil {
 		return false, err
 	}
 	r.moved++
 	return true, nil
 }
 
-// isForeign reports whether a letter is left to another plan.
-func (r *replay) isForeign(l Letter) bool {
-	return l.Queue != r.plan.Queue && (r.Named || r.To == "" && l.Queue != "")
+// chosen reports whether a message is to be moved, and counts it.
+func (r *replay) chosen(ctx context.Context, l Letter) (chosen bool, err error) {
+	switch {
+	case r.Limit > 0 && r.moved >= r.Limit: // a call that must look at all
+		return false, nil
+	case r.mine == nil:
+		chosen = r.match(l)
+	default:
+		chosen, err = r.mine(ctx, l)
+	}
+	switch {
+	case !chosen || err != nil:
+		return false, err
+	case r.isForeign(l):
+		r.count(func(p *Progress) { p.Foreign++ })
+		return false, nil
+	case r.isSpent(l):
+		r.count(func(p *Progress) { p.Spent++ })
+		return false, nil
+	}
+	r.count(func(p *Progress) { p.Chosen++ })
+	return true, nil
 }
+
+// isForeign reports whether a message is left to another plan.
+func (r *replay) isForeign(l Letter) bool {
+	return r.become != nil && r.plan.Queue != "" && l.Queue != r.plan.Queue &&
+		(r.Named || r.To == "" && l.Queue != "")
+}
+
+// isSpent reports whether a letter was replayed too often before.
+func (r *replay) isSpent(l Letter) bool { return r.MaxReplays > 0 && l.Replays >= r.MaxReplays }
 
 // refuse counts a message that stays.
 func (r *replay) refuse(l Letter, err error) {
+	if err == nil {
+		return
+	}
 	r.count(func(p *Progress) { p.Refused++ })
 	if r.refusal == nil {
 		r.refusal = fmt.Errorf("message %q stays: %w", l.ID, err)
 	}
+}
+
+// toQueue lets a letter go to its queue. It asks for the letters that block their keys first.
+func (r *replay) toQueue(ctx context.Context, l Letter, frame int) (c copied, err error) {
+	if err := r.learnMarks(ctx, l); err != nil {
+		return c, err
+	}
+	c.RoutingKey = cmp.Or(r.To, r.plan.Queue)
+	c.msg, c.edited, err = r.compose(l, frame)
+	if err == nil && r.marks.has(l) {
+		err = stays{errBlocks}
+	}
+	return c, err
 }
 
 // compose returns the message that is published in place of a letter, and whether Edit has changed
@@ -345,7 +461,7 @@ func (r *replay) compose(l Letter, frame int) (msg amqp.Publishing, edited bool,
 		copied := l
 		copied.Delivery = wire.Clone(&l.Delivery)
 		if err := r.Edit(copied, &msg); err != nil {
-			return msg, false, err
+			return msg, false, stays{err}
 		}
 		if edited = !reflect.DeepEqual(before, msg); edited {
 			if msg.Headers == nil {
@@ -380,8 +496,8 @@ func fit(msg *amqp.Publishing, frame int) error {
 		delete(msg.Headers, key)
 	}
 	if size := wire.PropertiesSize(msg); size > frame-frameReserve {
-		return fmt.Errorf("%w: %d bytes, %d are left for them",
-			topology.ErrTooLarge, size, frame-frameReserve)
+		return stays{fmt.Errorf("%w: %d bytes, %d are left for them",
+			topology.ErrTooLarge, size, frame-frameReserve)}
 	}
 	return nil
 }

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -30,92 +32,169 @@ func numbered(from, to int) []string {
 
 // Letters that are moved back arrive in their order, unchanged, counted, with their history.
 func TestReplayMovesAllAsTheyWere(t *testing.T) {
-	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		const dead = 1100
 		b.die(dead, func(i int, _ *header.RetryState, m *amqp.Publishing) {
-			m.Headers["CC"] = []any{b.dead} // left out
-			delete(m.Headers, "CC")
 			m.Headers[keys.Failures] = "7" // forged
 			if i == 1 {
 				m.Headers[header.Replays] = "41"
 			}
 		})
+		third := operate.Filter{Headers: map[string]string{"tenant": "2"}}
+		require.Equal(t, operate.Progress{Total: dead, Seen: dead, Chosen: 366, Done: 366},
+			b.replay(operate.MoveOptions{Filter: third}))
 		var last operate.Progress
-		done := b.replay(operate.ReplayOptions{Progress: func(p operate.Progress) { last = p }})
-		require.Equal(t, operate.Progress{Total: dead, Seen: dead, Chosen: dead, Done: dead}, done)
+		done := b.replay(operate.MoveOptions{Progress: func(p operate.Progress) { last = p }})
+		require.Equal(t, operate.Progress{Total: 734, Seen: 734, Chosen: 734, Done: 734}, done)
 		require.Equal(t, done, last)
 		b.depth(b.dead, 0)
+		var want [2][]string
+		for i, body := range numbered(0, dead) {
+			want[i%3/2] = append(want[i%3/2], body)
+		}
 		arrived := b.drain(b.queue, dead)
-		require.True(t, slices.Equal(numbered(0, dead), bodiesOf(arrived)), "in their order")
+		require.Equal(t, slices.Concat(want[1], want[0]), rig.Bodies(arrived), "in their order")
+		arrived = arrived[366:]
 		d := arrived[0]
-		require.Equal(t, "order-0", d.MessageId)
-		require.Equal(t, "c", d.CorrelationId)
-		require.Equal(t, "application/json", d.ContentType)
-		require.Equal(t, amqp.Persistent, d.DeliveryMode)
-		require.Equal(t, int32(0), d.Headers["tenant"])
-		require.Equal(t, "1", d.Headers[header.Replays])
+		require.Equal(t, []any{"order-0", "c", "application/json", amqp.Persistent, int32(0), "1"},
+			[]any{
+				d.MessageId, d.CorrelationId, d.ContentType, d.DeliveryMode, d.Headers["tenant"],
+				d.Headers[header.Replays],
+			})
 		require.Equal(t, "42", arrived[1].Headers[header.Replays])
 		require.NotContains(t, d.Headers, keys.Failures)
-		notes := header.Parse(b.queue,
-			func(key string) (string, bool) { v, ok := d.Headers[key].(string); return v, ok })
+		notes := stateOf(b.queue, d)
 		require.Zero(t, notes.Failures, "attempts start anew")
 		require.Len(t, notes.History, 1, "history is kept")
 		require.Equal(t, "shop order.placed", notes.OriginExchange+" "+notes.OriginRoutingKey)
 	})
 }
 
-// Letters that are not chosen, or belong to another queue, stay in their order.
-func TestReplayTakesWhatIsChosen(t *testing.T) {
+// stateOf is the retry state of a message of a queue.
+func stateOf(queue string, d amqp.Delivery) header.RetryState {
+	return header.Parse(queue, func(key string) (string, bool) {
+		text, ok := d.Headers[key].(string)
+		return text, ok
+	})
+}
+
+// scene is an action on dead letters, and their numbers in the queues afterwards.
+type scene struct {
+	discard            bool // default: replay
+	o                  operate.MoveOptions
+	to                 string // "other" is a queue that is there
+	p                  operate.Progress
+	fails              error
+	queue, other, dead string
+}
+
+// Each action moves what it says, and leaves the rest in its order. Of eight letters 0, 3 and 6
+// have another error, 4 is of another queue, 5 of none, and 7 was replayed twice.
+func TestActionsOnDeadLetters(t *testing.T) {
 	t.Parallel()
-	forTypes(t, func(t *testing.T, b *box) {
-		b.die(900, func(i int, n *header.RetryState, m *amqp.Publishing) {
-			if i%3 == 0 {
-				n.Error = "no such customer"
+	type (
+		options = operate.MoveOptions
+		counts  = operate.Progress
+	)
+	const all = "0 1 2 3 4 5 6 7"
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, full.Close()) })
+	repaired := func(_ operate.Letter, msg *amqp.Publishing) error {
+		msg.Body = []byte("repaired")
+		return nil
+	}
+	some := operate.Filter{Error: "customer"}
+	two := counts{Total: 8, Seen: 4, Chosen: 2, Done: 2}
+	rig.Each(t, map[string]scene{
+		"replay":        {p: counts{Chosen: 7, Done: 7, Foreign: 1}, queue: "0 1 2 3 5 6 7", dead: "4"},
+		"none":          {o: options{Filter: operate.Filter{Handler: "none"}}, dead: all},
+		"rehearsal":     {o: options{Filter: some, DryRun: true}, p: counts{Chosen: 3}, dead: all},
+		"some, limited": {o: options{Filter: some, Limit: 2}, p: two, queue: "0 3", dead: "1 2 4 5 6 7"},
+		"the oldest": {
+			o: options{Limit: 2}, p: counts{Total: 8, Seen: 2, Chosen: 2, Done: 2}, queue: "0 1",
+			dead: "2 3 4 5 6 7",
+		},
+		"not often": {
+			o: options{MaxReplays: 2}, p: counts{Chosen: 6, Done: 6, Foreign: 1, Spent: 1},
+			queue: "0 1 2 3 5 6", dead: "4 7",
+		},
+		"named": {
+			o: options{Named: true}, p: counts{Chosen: 6, Done: 6, Foreign: 2}, queue: "0 1 2 3 6 7",
+			dead: "4 5",
+		},
+		"to another queue": {to: "other", p: counts{Chosen: 8, Done: 8}, other: all},
+		"named, to another queue": {
+			to: "other", o: options{Named: true}, p: counts{Chosen: 6, Done: 6, Foreign: 2},
+			other: "0 1 2 3 6 7", dead: "4 5",
+		},
+		"to a missing queue": {to: "nowhere", fails: topology.ErrUnroutable, dead: all},
+		// Each failed replay left a copy among the originals.
+		"edited, to a missing queue": {
+			to: "nowhere", o: options{Edit: repaired}, fails: topology.ErrUnroutable, dead: all,
+		},
+		"to itself":    {to: "dead", fails: operate.ErrInvalidOptions, dead: all},
+		"kept":         {o: options{KeepIn: full}, fails: operate.ErrInvalidOptions, dead: all},
+		"no rate":      {o: options{Rate: -1}, fails: operate.ErrInvalidOptions, dead: all},
+		"discard":      {discard: true, p: counts{Chosen: 8, Done: 8}},
+		"discard, dry": {discard: true, o: options{DryRun: true}, p: counts{Chosen: 8}, dead: all},
+		"discard of some": {
+			discard: true, o: options{Filter: some, Limit: 2}, p: two, dead: "1 2 4 5 6 7",
+		},
+		"discard of none": {
+			discard: true, o: options{KeepIn: full}, fails: syscall.ENOSPC, dead: all,
+		},
+		"discard to a queue": {discard: true, to: "other", fails: operate.ErrInvalidOptions, dead: all},
+		"discard of edited letters": {
+			discard: true, o: options{Edit: repaired}, fails: operate.ErrInvalidOptions, dead: all,
+		},
+	}, func(t *testing.T, c scene) {
+		eachType(t, func(t *testing.T, b *box) {
+			other := b.other(nil)
+			b.die(8, func(i int, n *header.RetryState, m *amqp.Publishing) {
+				switch i {
+				case 0, 3, 6:
+					n.Error = "no such customer"
+				case 4:
+					m.Headers[header.DeadQueue] = other
+				case 5:
+					m.Headers[header.DeadQueue] = nil
+				case 7:
+					m.Headers[header.Replays] = "2"
+				}
+			})
+			o, p, act := c.o, c.p, b.Replay
+			o.To = map[string]string{
+				"other": other, "nowhere": b.queue + ".nowhere", "dead": b.dead,
+			}[c.to]
+			if c.discard {
+				act = b.Discard
 			}
+			if p.Total == 0 {
+				p.Total, p.Seen = 8, 8
+			}
+			done, err := act(t.Context(), b.plan, o)
+			require.ErrorIs(t, err, c.fails)
+			if c.fails == nil {
+				require.Equal(t, p, done)
+			}
+			require.Equal(t, p.Done, done.Done)
+			for queue, numbers := range map[string]string{
+				b.queue: c.queue, other: c.other, b.dead: c.dead,
+			} {
+				b.holds(queue, numbers)
+			}
+			require.Equal(t, -1, testbroker.Depth(t, b.url, b.dead+".originals"))
 		})
-		other := testbroker.Queue(t)
-		rig.DeclareQueue(t, b.url, other, nil)
-		b.publish(b.dead,
-			amqp.Publishing{Body: []byte("of another queue"), Headers: amqp.Table{header.DeadQueue: other}})
-
-		chosen := operate.ReplayOptions{Filter: operate.Filter{Error: "customer"}, DryRun: true}
-		done := b.replay(chosen)
-		require.Equal(t, operate.Progress{Total: 901, Seen: 901, Chosen: 300}, done)
-		b.depth(b.dead, 901)
-
-		chosen.DryRun, chosen.Limit = false, 100
-		done = b.replay(chosen)
-		require.Equal(t, 100, done.Done)
-		chosen.Limit = 0
-		done = b.replay(chosen)
-		require.Equal(t, operate.Progress{Total: 801, Seen: 801, Chosen: 200, Done: 200}, done)
-		require.Len(t, b.bodies(b.queue, 300), 300)
-		done = b.replay(operate.ReplayOptions{Filter: operate.Filter{Handler: "none"}})
-		require.Zero(t, done.Done)
-
-		done = b.replay(operate.ReplayOptions{Limit: 10})
-		require.Equal(t, 10, done.Done)
-		require.Equal(t, []string{`{"n":1}`, `{"n":2}`, `{"n":4}`}, b.bodies(b.queue, 10)[:3],
-			"the oldest first")
-		done = b.replay(operate.ReplayOptions{})
-		require.Equal(t, 590, done.Done)
-		require.Equal(t, 1, done.Foreign)
-		done = b.replay(operate.ReplayOptions{To: other})
-		require.Equal(t, 1, done.Done)
-		require.Equal(t, []string{"of another queue"}, b.bodies(other, 1))
 	})
 }
 
 // The handler still fails: everything comes back to the dead-letter queue while
 // the replay goes on, which moves each message once and ends.
 func TestReplayEndsThoughAllComesBack(t *testing.T) {
-	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		const dead = 1500
 		b.die(dead)
-		ctx, cancel := context.WithTimeout(t.Context(), rig.Patience)
-		defer cancel()
 		broken := testbroker.Channel(t, b.url)
 		deliveries, err := broken.Consume(b.queue, "", false, false, false, false, nil)
 		require.NoError(t, err)
@@ -123,7 +202,7 @@ func TestReplayEndsThoughAllComesBack(t *testing.T) {
 		go func() {
 			n := 0
 			for d := range deliveries {
-				_ = broken.PublishWithContext(ctx, "", b.dead, false, false,
+				_ = broken.Publish("", b.dead, false, false,
 					amqp.Publishing{Headers: d.Headers, Body: d.Body, DeliveryMode: amqp.Persistent})
 				_ = d.Ack(false)
 				if n++; n == dead {
@@ -132,10 +211,8 @@ func TestReplayEndsThoughAllComesBack(t *testing.T) {
 			}
 			back <- n
 		}()
-		done, err := b.Replay(ctx, b.plan, operate.ReplayOptions{})
-		require.NoError(t, err)
-		require.Equal(t, dead, done.Done)
-		require.Equal(t, dead, <-back)
+		require.Equal(t, dead, b.replay(operate.MoveOptions{}).Done)
+		require.Equal(t, dead, rig.Await(t, back))
 		b.depth(b.dead, dead)
 		for _, l := range b.letters(operate.Filter{}) {
 			require.Equal(t, 1, l.Replays, l.ID)
@@ -143,31 +220,13 @@ func TestReplayEndsThoughAllComesBack(t *testing.T) {
 	})
 }
 
-// A queue that is not there: nothing is lost, and the error says so.
-func TestReplayToNowhereLosesNothing(t *testing.T) {
-	t.Parallel()
-	forTypes(t, func(t *testing.T, b *box) {
-		b.die(700)
-		done, err := b.Replay(t.Context(), b.plan, operate.ReplayOptions{To: b.queue + ".nowhere"})
-		require.ErrorIs(t, err, topology.ErrUnroutable)
-		require.Zero(t, done.Done)
-		_, err = b.Replay(t.Context(), b.plan, operate.ReplayOptions{To: b.dead})
-		require.ErrorIs(t, err, operate.ErrInvalidOptions)
-		_, err = b.Replay(t.Context(), b.plan, operate.ReplayOptions{Rate: -1})
-		require.ErrorIs(t, err, operate.ErrInvalidOptions)
-		require.True(t, slices.Equal(numbered(0, 700), b.bodies(b.dead, 700)),
-			"all there, in their order")
-	})
-}
-
 // Cancelled in the middle, what has begun is finished and the rest stays.
 func TestReplayThatIsCancelledLeavesTheRest(t *testing.T) {
-	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		const dead = 1000
 		b.die(dead)
 		ctx, cancel := context.WithCancel(t.Context())
-		done, err := b.Replay(ctx, b.plan, operate.ReplayOptions{Progress: func(p operate.Progress) {
+		done, err := b.Replay(ctx, b.plan, operate.MoveOptions{Progress: func(p operate.Progress) {
 			if p.Done == 300 {
 				cancel()
 			}
@@ -183,7 +242,6 @@ func TestReplayThatIsCancelledLeavesTheRest(t *testing.T) {
 // An edit repairs the payload; the original is kept, and a letter that cannot be
 // repaired stays.
 func TestEditRepairsAndKeepsTheOriginal(t *testing.T) {
-	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		b.die(4)
 		repair := func(l operate.Letter, msg *amqp.Publishing) error {
@@ -198,111 +256,50 @@ func TestEditRepairsAndKeepsTheOriginal(t *testing.T) {
 			}
 			return nil
 		}
-		options := operate.ReplayOptions{Edit: repair, EditedBy: "ann", DryRun: true}
-		done, err := b.Replay(t.Context(), b.plan, options)
-		require.ErrorContains(t, err, `message "order-2" stays: beyond repair`)
-		require.Equal(t, operate.Progress{Total: 4, Seen: 4, Chosen: 4, Refused: 1}, done)
-		options.DryRun = false
-		done, err = b.Replay(t.Context(), b.plan, options)
-		require.ErrorContains(t, err, `message "order-2" stays: beyond repair`)
-		require.Equal(t, operate.Progress{Total: 4, Seen: 4, Chosen: 4, Done: 3, Refused: 1}, done)
+		for _, dry := range []bool{true, false} {
+			done, err := b.Replay(t.Context(), b.plan,
+				operate.MoveOptions{Edit: repair, EditedBy: "ann", DryRun: dry})
+			require.ErrorContains(t, err, `message "order-2" stays: beyond repair`)
+			want := operate.Progress{Total: 4, Seen: 4, Chosen: 4, Refused: 1}
+			if !dry {
+				want.Done = 3
+			}
+			require.Equal(t, want, done)
+		}
 		moved := b.drain(b.queue, 3)
-		require.Equal(t, `{"N":0}`, string(moved[0].Body))
+		require.Equal(t, []string{`{"N":0}`, `{"n":1}`, `{"n":3}`}, rig.Bodies(moved))
 		require.Equal(t, true, moved[1].Headers["repaired"])
 		require.Equal(t, "ann", moved[1].Headers[header.EditedBy])
 		require.NotEmpty(t, moved[1].Headers[header.EditedAt])
 		require.NotContains(t, moved[2].Headers, header.EditedBy, "it is unchanged")
 		require.Equal(t, int32(1), moved[1].Headers["tenant"])
-		require.Equal(t, `{"n":3}`, string(moved[2].Body))
 		originals := b.drain(b.dead+".originals", 2)
-		require.Len(t, originals, 2, "an unchanged letter needs none")
-		require.Equal(t, `{"n":0}`, string(originals[0].Body))
+		require.Equal(t, numbered(0, 2), rig.Bodies(originals), "an unchanged letter needs none")
 		require.Equal(t, "exhausted", originals[0].Headers[header.DeadReason])
-		require.Equal(t, []string{`{"n":2}`}, b.bodies(b.dead, 1))
-	})
-}
-
-// Given a dead-letter queue of several queues, a letter that names no queue went to the first of
-// them.
-func TestALetterWithoutAQueueWasReplayedToTheFirst(t *testing.T) {
-	t.Parallel()
-	forTypes(t, func(t *testing.T, b *box) {
-		b.die(1)
-		other := testbroker.Queue(t)
-		rig.DeclareQueue(t, b.url, other, nil)
-		b.publish(b.dead,
-			amqp.Publishing{Body: []byte("of nobody")},
-			amqp.Publishing{Body: []byte("of other"), Headers: amqp.Table{header.DeadQueue: other}})
-		named := quick(operate.RampOptions{Canary: -1, StopAt: 1, Watch: time.Second})
-		named.Named = true
-		h, err := b.Rehearse(t.Context(), b.plan, named)
-		require.NoError(t, err)
-		require.Equal(t, []int{1, 2}, []int{h.Chosen, h.Foreign})
-		r, err := b.Ramp(t.Context(), b.plan, named)
-		require.NoError(t, err)
-		require.Equal(t, []int{1, 2}, []int{r.Replayed(), r.Foreign})
-		require.Equal(t, []string{`{"n":0}`}, b.bodies(b.queue, 1))
-		for _, to := range []string{"", other} {
-			done := b.replay(operate.ReplayOptions{Named: true, To: to})
-			require.Equal(t, operate.Progress{Total: 2, Seen: 2, Foreign: 2}, done)
-		}
-		require.Equal(t, 1, b.replay(operate.ReplayOptions{}).Done)
-		require.Equal(t, []string{"of nobody"}, b.bodies(b.queue, 1), "without Named, as ever")
-	})
-}
-
-// Each failed replay left a copy of a letter among the originals.
-func TestReplayToAMissingQueueKeptAnOriginalEachTime(t *testing.T) {
-	t.Parallel()
-	forTypes(t, func(t *testing.T, b *box) {
-		b.die(2)
-		rig.DeleteQueue(t, b.url, b.queue)
-		kept := testbroker.Queue(t)
-		rig.DeclareQueue(t, b.url, kept, nil)
-		options := operate.ReplayOptions{Edit: func(_ operate.Letter, msg *amqp.Publishing) error {
-			msg.Body = []byte("repaired")
-			return nil
-		}}
-		for _, options.Originals = range []string{"", kept} {
-			done, err := b.Replay(t.Context(), b.plan, options)
-			require.ErrorIs(t, err, topology.ErrUnroutable)
-			require.ErrorContains(t, err, b.queue)
-			require.Zero(t, done.Done)
-		}
-		require.Empty(t, b.bodies(kept, 0), "originals")
-		b.depth(b.dead, 2)
-		_, err := testbroker.Channel(t, b.url).QueueDeclarePassive(
-			b.dead+".originals", true, false, false, false, nil)
-		require.ErrorContains(t, err, "NOT_FOUND")
+		b.holds(b.dead, "2")
 	})
 }
 
 // A letter that fills its frame loses its history, and one of a foreign header
 // stays; neither stops the others.
 func TestReplayOfLettersThatFillTheirFrame(t *testing.T) {
-	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		const frame = 131072
 		b.die(1)
-		b.publish(b.dead,
-			amqp.Publishing{
-				MessageId: "long",
-				Headers: amqp.Table{
-					"theirs": strings.Repeat("x", frame-400), keys.DeadHistory: strings.Repeat("h", 300),
-				},
-			},
-			amqp.Publishing{
-				MessageId: "full", Headers: amqp.Table{"theirs": strings.Repeat("x", frame-120)},
-			})
-		done, err := b.Replay(t.Context(), b.plan, operate.ReplayOptions{})
+		long := amqp.Table{
+			"theirs": strings.Repeat("x", frame-400), keys.DeadHistory: strings.Repeat("h", 300),
+		}
+		full := amqp.Table{"theirs": strings.Repeat("x", frame-120)}
+		b.publish(b.dead, amqp.Publishing{MessageId: "long", Headers: long},
+			amqp.Publishing{MessageId: "full", Headers: full})
+		done, err := b.Replay(t.Context(), b.plan, operate.MoveOptions{})
 		require.ErrorIs(t, err, topology.ErrTooLarge)
 		require.ErrorContains(t, err, `"full"`)
-		require.Equal(t, 2, done.Done)
-		require.Equal(t, 1, done.Refused)
+		require.Equal(t, []int{2, 1}, []int{done.Done, done.Refused})
 		moved := b.drain(b.queue, 2)
 		require.Len(t, moved[1].Headers["theirs"], frame-400)
 		require.NotContains(t, moved[1].Headers, keys.DeadHistory)
-		require.Equal(t, 1, testbroker.Depth(t, b.url, b.dead))
+		b.holds(b.dead, "full")
 	})
 }
 
@@ -312,13 +309,9 @@ func TestSlowReplayHoldsNothingForLong(t *testing.T) {
 	defer operate.SetHoldLimit(300 * time.Millisecond)()
 	b := newBox(t, topology.Quorum)
 	b.die(60)
-	done, err := b.Replay(
-		t.Context(), b.plan,
-		operate.ReplayOptions{
-			Rate: 60, Filter: operate.Filter{Headers: map[string]string{"tenant": "1"}},
-		},
-	)
-	require.NoError(t, err)
+	done := b.replay(operate.MoveOptions{
+		Rate: 60, Filter: operate.Filter{Headers: map[string]string{"tenant": "1"}},
+	})
 	require.Equal(t, operate.Progress{Total: 60, Seen: 60, Chosen: 20, Done: 20}, done)
 	require.Len(t, b.bodies(b.queue, 20), 20)
 	require.Len(t, b.bodies(b.dead, 40), 40)
@@ -326,12 +319,11 @@ func TestSlowReplayHoldsNothingForLong(t *testing.T) {
 
 // Within 5 % of the rate that was asked for; a busy machine is given more room.
 func TestReplayKeepsItsRate(t *testing.T) {
-	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		const dead, rate = 300, 100
 		b.die(dead)
 		began := time.Now()
-		b.replay(operate.ReplayOptions{Rate: rate})
+		b.replay(operate.MoveOptions{Rate: rate})
 		measured := dead / time.Since(began).Seconds()
 		t.Logf("asked for %d/s, measured %.1f/s", rate, measured)
 		require.LessOrEqual(t, measured, rate*1.05)
@@ -347,8 +339,7 @@ func BenchmarkReplay(bench *testing.B) {
 			pad := make([]byte, 1024)
 			b.die(bench.N, func(_ int, _ *header.RetryState, m *amqp.Publishing) { m.Body = pad })
 			bench.ResetTimer()
-			done, err := b.Replay(bench.Context(), b.plan, operate.ReplayOptions{})
-			require.NoError(bench, err)
+			done := b.replay(operate.MoveOptions{})
 			require.Equal(bench, bench.N, done.Done)
 			bench.ReportMetric(float64(done.Done)/bench.Elapsed().Seconds(), "messages/s")
 		})

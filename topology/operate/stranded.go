@@ -4,13 +4,15 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"iter"
+	"slices"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/keys"
+	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -42,7 +44,7 @@ func (o *Operator) Stranded(
 	return func(yield func(StrandedMessage, error) bool) {
 		err := o.withCauses(ctx, func(c *causes) error {
 			show := func(l Letter, _ error) bool { return yield(c.of(l), nil) }
-			return o.list(ctx, topology.Plan{}, queue, newStranded, filter, limit, show)
+			return o.list(ctx, topology.Plan{}, queue, -1, newStranded, filter, limit, show)
 		})
 		if err != nil {
 			yield(StrandedMessage{}, strandedError("look at", queue, err))
@@ -50,31 +52,117 @@ func (o *Operator) Stranded(
 	}
 }
 
-// ExportStranded writes messages of a stranded queue as Export writes dead letters, and returns
-// their number. They stay in the queue.
-func (o *Operator) ExportStranded(
-	ctx context.Context, queue string, filter Filter, limit int, w io.Writer,
-) (int, error) {
-	n, writeErr, err := export(w, func(yield func(Letter, error) bool) {
-		if err := o.list(ctx, topology.Plan{}, queue, newStranded, filter, limit, yield); err != nil {
-			yield(Letter{}, err)
-		}
-	})
-	if err = cmp.Or(writeErr, err); err != nil {
-		err = strandedError("export", queue, err)
-	}
-	return n, err
-}
-
 // DiscardStranded throws messages of a stranded queue away, as Discard does with dead letters.
 func (o *Operator) DiscardStranded(
-	ctx context.Context, queue string, options DiscardOptions,
+	ctx context.Context, queue string, options MoveOptions,
 ) (Progress, error) {
 	p, err := o.discard(ctx, topology.Plan{}, queue, newStranded, options)
 	if err != nil {
 		err = strandedError("discard", queue, err)
 	}
 	return p, err
+}
+
+// OtherQueues stands in a QueueCount for all queues after the first thousand.
+const OtherQueues = "(others)"
+
+// QueueCount is a number of messages for a queue. Queue is empty for messages whose headers name
+// none.
+type QueueCount struct {
+	Queue    string `json:"queue"`
+	Messages int    `json:"messages"`
+}
+
+// ReturnStranded moves messages of a stranded queue to their queues: each is confirmed there before
+// it leaves the stranded queue. Wherever it is interrupted, even killed, no message is lost; after
+// a kill as many may be there twice as after one of Replay. They keep their order. A message whose
+// queue does not exist stays, and the result counts it.
+//
+// Edit, Originals, Named and MaxReplays must be empty. To is the queue that gets the messages, in
+// place of the queue that the headers of each name; they name To then, so that the retry state
+// counts there.
+//
+// The retry state stays: attempts go on where they were. Left out are the headers of the broker,
+// CC, BCC, the user id and the expiration, as with every message that this library publishes again.
+// With Via, a returned message comes to its queue alone, and so do its later retries.
+//
+// Any user who may publish to the wait queues or the stranded queue may have written the name of
+// the queue into the headers. To return messages to chosen queues only, compare Letter.Queue in the
+// filter's Match.
+//
+// ReturnStranded moves only messages that were in the queue at the beginning. Its errors are like
+// Replay's, and Progress is right with every error.
+func (o *Operator) ReturnStranded(
+	ctx context.Context, queue string, options MoveOptions,
+) (Progress, error) {
+	r := o.moving(topology.Plan{}, options)
+	r.source, r.read, r.without = queue, newStranded, map[string]int{}
+	err := r.checkPlain(true)
+	if r.To == queue {
+		err = fmt.Errorf("%w: the messages are in queue %q already", ErrInvalidOptions, queue)
+	}
+	if err == nil {
+		err = o.withCauses(ctx, func(c *causes) error {
+			r.become = func(_ context.Context, l Letter, frame int) (copied, error) {
+				return r.toTheirs(c, l, frame)
+			}
+			return r.run(ctx)
+		})
+	}
+	if err != nil {
+		err = strandedError("return", queue, err)
+	}
+	p := r.now()
+	for name, n := range r.without {
+		p.Left = append(p.Left, QueueCount{name, n})
+	}
+	slices.SortFunc(p.Left, func(a, b QueueCount) int { return cmp.Compare(a.Queue, b.Queue) })
+	return p, err
+}
+
+// toTheirs lets a stranded message go to its queue, where that exists.
+func (r *replay) toTheirs(asked *causes, l Letter, frame int) (c copied, err error) {
+	c.RoutingKey = cmp.Or(r.To, l.Queue)
+	switch found := asked.queue(c.RoutingKey); {
+	case found.err == nil && !found.exists, c.RoutingKey == r.source:
+		r.leave(&l.Delivery)
+		return c, stays{}
+	case r.DryRun && found.err != nil:
+		return c, found.err
+	}
+	c.msg = returned(&l.Delivery, r.To)
+	return c, fit(&c.msg, frame)
+}
+
+// leave counts a message that stays for want of its queue, where the call counts such messages. The
+// queue may have vanished since it was asked for.
+func (r *replay) leave(d *amqp.Delivery) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.without == nil {
+		return false
+	}
+	queue, _ := d.Headers[header.Queue].(string)
+	queue = cmp.Or(r.To, queue)
+	if _, known := r.without[queue]; !known && len(r.without) >= maxAnswers {
+		queue = OtherQueues
+	}
+	r.without[queue]++
+	return true
+}
+
+// returned makes the message that goes back with its retry state. In another queue than its own the
+// state counts if it names that queue, and the way back through an exchange is not that queue's.
+func returned(d *amqp.Delivery, to string) amqp.Publishing {
+	queue, known := d.Headers[header.Queue].(string)
+	moved := known && to != "" && to != queue
+	var notes map[string]string
+	if moved {
+		notes = map[string]string{header.Queue: to}
+	}
+	msg := wire.Publishing(d, func(key string) bool { return moved && key == keys.Via }, notes)
+	msg.Priority = wire.Priority(d, keys.Priority)
+	return msg
 }
 
 func strandedError(verb, queue string, err error) error {
@@ -88,16 +176,9 @@ func strandedError(verb, queue string, err error) error {
 // newStranded reads a message of a stranded queue. It has the headers of a message that waits.
 // Headers of an earlier death say nothing about this one.
 func newStranded(d amqp.Delivery, position int) Letter {
-	d.Acknowledger = nil
 	get := textOf(&d)
 	queue, _ := get(header.Queue)
-	state := header.Parse(queue, get)
-	l := Letter{
-		ID: idOf(&d), Position: position, Queue: queue, Attempts: state.Failures, Error: state.Error,
-		Class: state.Class, Deadline: state.Deadline, DeadlineFrom: state.DeadlineFrom,
-		Replays: header.ParseReplays(get), History: state.History,
-		OriginExchange: state.OriginExchange, OriginRoutingKey: state.OriginRoutingKey, Delivery: d,
-	}
+	l := letterOf(d, position, queue, header.Parse(queue, get))
 	l.DeadAt, _ = lastDeath(&d)["time"].(time.Time)
 	if last := len(l.History) - 1; last >= 0 {
 		l.Handler = l.History[last].Handler

@@ -22,13 +22,11 @@ import (
 // strandedAt is the time at which message i of box.strand was stranded.
 func strandedAt(i int) time.Time { return time.Date(2026, 3, 1, 13, 0, i, 0, time.UTC) }
 
-// strand publishes n messages of the box's queue to a queue, as the broker strands them, with the
-// bodies of numbered.
-func (b *box) strand(queue string, n int, changes ...func(i int, m *amqp.Publishing)) {
+// strand publishes n messages of the box's queue to a queue, as the broker strands them.
+func (b *box) strand(queue string, n int, changes ...change) {
 	b.t.Helper()
-	messages := make([]amqp.Publishing, 0, n)
-	for i, body := range numbered(0, n) {
-		state := header.RetryState{
+	stranded := func(i int, notes *header.RetryState, m *amqp.Publishing) {
+		*notes = header.RetryState{
 			Failures: 2, Error: "no stock", Class: header.ClassRetryable, Delay: time.Second,
 			OriginRoutingKey: "order.placed",
 			History: []header.AttemptError{
@@ -36,22 +34,12 @@ func (b *box) strand(queue string, n int, changes ...func(i int, m *amqp.Publish
 				{Attempt: 2, At: died(1), Handler: "ship", Error: "no stock", Class: header.ClassRetryable},
 			},
 		}
-		m := amqp.Publishing{
-			MessageId: fmt.Sprint("order-", i), CorrelationId: "c", Timestamp: died(0), Body: []byte(body),
-			Headers: amqp.Table{"tenant": int32(i % 3), "x-death": []any{amqp.Table{
-				"queue": "millpond.wait.1s", "reason": "expired", "time": strandedAt(i),
-				"routing-keys": []any{b.queue}, "exchange": "millpond.wait.1s", "count": int64(1),
-			}}},
-		}
-		for key, value := range state.Headers(b.queue) {
-			m.Headers[key] = value
-		}
-		for _, change := range changes {
-			change(i, &m)
-		}
-		messages = append(messages, m)
+		m.Headers["x-death"] = []any{amqp.Table{
+			"queue": "millpond.wait.1s", "reason": "expired", "time": strandedAt(i),
+			"routing-keys": []any{b.queue}, "exchange": "millpond.wait.1s", "count": int64(1),
+		}}
 	}
-	b.publish(queue, messages...)
+	b.failed(queue, n, header.RetryState.Headers, append([]change{stranded}, changes...)...)
 }
 
 // strandedQueue declares a queue for stranded messages.
@@ -79,21 +67,18 @@ func (b *box) strays(queue string, filter operate.Filter) (found []operate.Stran
 	return found
 }
 
-func (b *box) returnStranded(queue string, options operate.ReplayOptions) operate.Returned {
+func (b *box) returnStranded(queue string, options operate.MoveOptions) operate.Progress {
 	b.t.Helper()
-	r, err := b.ReturnStranded(b.t.Context(), queue, options)
-	require.NoError(b.t, err)
-	return r
+	return b.ok(b.ReturnStranded(b.t.Context(), queue, options))
 }
 
 // Given messages in a stranded queue, then a list has their retry state, and returned messages go
 // on with it. The broker's headers, CC, the user id and the expiration are left out. Headers of an
 // earlier death say nothing about a message that is alive again.
 func TestStrandedMessagesGoOnWithTheirRetryState(t *testing.T) {
-	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		stranded := b.strandedQueue()
-		b.strand(stranded, 3, func(i int, m *amqp.Publishing) {
+		b.strand(stranded, 3, func(i int, _ *header.RetryState, m *amqp.Publishing) {
 			m.Headers["CC"] = []any{}
 			m.Headers[header.DeadReason], m.Headers[header.DeadError] = "exhausted", "long ago"
 			m.Headers[header.Replays], m.Headers[keys.Priority] = "1", "9"
@@ -117,10 +102,8 @@ func TestStrandedMessagesGoOnWithTheirRetryState(t *testing.T) {
 			require.Contains(t, m.Why, "it is not noted which exchange could not place the message")
 			require.Len(t, m.History, 2)
 		}
-		r := b.returnStranded(stranded, operate.ReplayOptions{})
-		require.Equal(t, operate.Returned{
-			Progress: operate.Progress{Total: 3, Seen: 3, Chosen: 3, Done: 3},
-		}, r)
+		r := b.returnStranded(stranded, operate.MoveOptions{})
+		require.Equal(t, operate.Progress{Total: 3, Seen: 3, Chosen: 3, Done: 3}, r)
 		b.depth(stranded, 0)
 		for i, d := range b.drain(b.queue, 3) {
 			require.Equal(t, numbered(0, 3)[i], string(d.Body))
@@ -132,10 +115,7 @@ func TestStrandedMessagesGoOnWithTheirRetryState(t *testing.T) {
 			require.EqualValues(t, 9, d.Priority)
 			require.NotContains(t, d.Headers, "x-death")
 			require.NotContains(t, d.Headers, "CC")
-			state := header.Parse(b.queue, func(key string) (string, bool) {
-				text, ok := d.Headers[key].(string)
-				return text, ok
-			})
+			state := stateOf(b.queue, d)
 			require.Equal(t, time.Second, state.Delay)
 			require.Len(t, state.History, 2)
 		}
@@ -146,16 +126,15 @@ func TestStrandedMessagesGoOnWithTheirRetryState(t *testing.T) {
 // the first in their order, counts the others by their queue, and leaves them. With a named queue
 // they belong to that queue.
 func TestReturnLeavesMessagesWhoseQueueIsGone(t *testing.T) {
-	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		stranded, gone := b.strandedQueue(), b.queue+".gone"
 		const n = 50
-		b.strand(stranded, n, func(i int, m *amqp.Publishing) {
+		b.strand(stranded, n, func(i int, _ *header.RetryState, m *amqp.Publishing) {
 			switch i % 5 {
 			case 1:
 				m.Headers[header.Queue] = gone
 			case 2:
-				delete(m.Headers, header.Queue)
+				m.Headers[header.Queue] = nil
 			case 3:
 				m.Headers[header.Queue] = strings.Repeat("x", 300) + "\x1b[31m" // no name that AMQP has
 			case 4:
@@ -176,16 +155,16 @@ func TestReturnLeavesMessagesWhoseQueueIsGone(t *testing.T) {
 			{Queue: stranded, Messages: 10},
 			{Queue: strings.Repeat("x", 300) + "\x1b[31m", Messages: 10},
 		}
-		r := b.returnStranded(stranded, operate.ReplayOptions{DryRun: true})
+		r := b.returnStranded(stranded, operate.MoveOptions{DryRun: true})
 		require.Equal(t, left, r.Left)
 		require.Equal(t, []int{n, n, 0}, []int{r.Total, r.Chosen, r.Done})
-		r = b.returnStranded(stranded, operate.ReplayOptions{
+		r = b.returnStranded(stranded, operate.MoveOptions{
 			Filter: operate.Filter{Headers: map[string]string{"tenant": "9"}},
 		})
 		require.Equal(t, []int{n, 0, 0}, []int{r.Total, r.Chosen, r.Done})
-		r = b.returnStranded(stranded, operate.ReplayOptions{Limit: 4})
+		r = b.returnStranded(stranded, operate.MoveOptions{Limit: 4})
 		require.Equal(t, 4, r.Done)
-		r = b.returnStranded(stranded, operate.ReplayOptions{})
+		r = b.returnStranded(stranded, operate.MoveOptions{})
 		require.Equal(t, left, r.Left)
 		require.Equal(t, 6, r.Done)
 		var want []string
@@ -199,7 +178,7 @@ func TestReturnLeavesMessagesWhoseQueueIsGone(t *testing.T) {
 
 		other := testbroker.Queue(t)
 		rig.DeclareQueue(t, b.url, other, nil)
-		toGone := operate.ReplayOptions{
+		toGone := operate.MoveOptions{
 			To:     other,
 			Filter: operate.Filter{Match: func(l operate.Letter) bool { return l.Queue == gone }},
 		}
@@ -209,11 +188,11 @@ func TestReturnLeavesMessagesWhoseQueueIsGone(t *testing.T) {
 			require.Equal(t, "2", d.Headers[keys.Failures])
 			require.Equal(t, "order.placed", d.Headers[keys.OriginRoutingKey])
 		}
-		for _, options := range []operate.ReplayOptions{{To: stranded}, {Named: true}, {Edit: repair}} {
+		for _, options := range []operate.MoveOptions{{To: stranded}, {Named: true}, {Edit: repair}} {
 			_, err := b.ReturnStranded(t.Context(), stranded, options)
 			require.ErrorIs(t, err, operate.ErrInvalidOptions)
 		}
-		_, err := b.ReturnStranded(t.Context(), gone, operate.ReplayOptions{})
+		_, err := b.ReturnStranded(t.Context(), gone, operate.MoveOptions{})
 		rig.RequireTexts(t, err, gone, "does not exist", "name the prefix")
 		for _, err := range b.Stranded(t.Context(), gone, operate.Filter{}, 0) {
 			rig.RequireTexts(t, err, gone, "does not exist", "name the prefix")
@@ -230,7 +209,7 @@ func TestQueueThatVanishesDuringAReturn(t *testing.T) {
 	const n = 60
 	b.strand(stranded, n)
 	seen := 0
-	r := b.returnStranded(stranded, operate.ReplayOptions{
+	r := b.returnStranded(stranded, operate.MoveOptions{
 		Filter: operate.Filter{Match: func(operate.Letter) bool {
 			if seen++; seen == n/2 { // the queue was found before, and is not asked for again
 				rig.DeleteQueue(t, b.url, b.queue)
@@ -245,30 +224,34 @@ func TestQueueThatVanishesDuringAReturn(t *testing.T) {
 
 // Stranded messages are chosen by time, exported and discarded, and an export can be imported.
 func TestStrandedMessagesInAFile(t *testing.T) {
-	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		stranded := b.strandedQueue()
 		b.strand(stranded, 6)
 		one := operate.Filter{IDs: []string{"order-3"}}
 		var file bytes.Buffer
-		n, err := b.ExportStranded(t.Context(), stranded, one, 0, &file)
-		require.NoError(t, err)
-		require.Equal(t, 1, n)
-		var before []string
-		p, err := b.DiscardStranded(t.Context(), stranded, operate.DiscardOptions{
-			Filter: one, Before: func(letters []operate.Letter) error {
-				for _, l := range letters {
-					before = append(before, l.ID+" of "+l.Queue)
-				}
-				return nil
-			},
+		n, err := operate.Export(&file, func(yield func(operate.Letter, error) bool) {
+			for m, err := range b.Stranded(t.Context(), stranded, one, 0) {
+				yield(m.Letter, err)
+			}
 		})
 		require.NoError(t, err)
+		require.Equal(t, 1, n)
+		var kept bytes.Buffer
+		p := b.ok(b.DiscardStranded(t.Context(), stranded, operate.MoveOptions{
+			KeepIn: synced{&kept}, Filter: operate.Filter{Match: func(l operate.Letter) bool {
+				return l.ID+" of "+l.Queue == "order-3 of "+b.queue
+			}},
+		}))
 		require.Equal(t, 1, p.Done)
-		require.Equal(t, []string{"order-3 of " + b.queue}, before)
+		require.Equal(t, 1, strings.Count(kept.String(), "\n"))
 		b.depth(stranded, 5)
 		_, err = b.Import(t.Context(), b.plan, &file, operate.ImportOptions{To: stranded})
 		require.NoError(t, err)
 		require.Len(t, b.strays(stranded, operate.Filter{}), 6)
 	})
 }
+
+// synced is a buffer as a file.
+type synced struct{ *bytes.Buffer }
+
+func (synced) Sync() error { return nil }

@@ -187,9 +187,9 @@ func works(p place, plan topology.Plan) {
 	for _, err := range o.Dead(ctx, plan, operate.Filter{}, 0) {
 		require.NoError(t, err)
 	}
-	_, err = o.Replay(ctx, plan, operate.ReplayOptions{})
+	_, err = o.Replay(ctx, plan, operate.MoveOptions{})
 	require.NoError(t, err)
-	_, err = o.Release(ctx, plan, operate.Filter{})
+	_, err = o.Release(ctx, plan, operate.MoveOptions{})
 	require.NoError(t, err)
 	pruned, err := o.Prune(ctx, []topology.Plan{plan}, operate.PruneOptions{
 		Queues: []string{plan.Queues[0].Name}, NobodyPublishes: true,

@@ -172,63 +172,52 @@ func tooMany(n int) error {
 // its wait queue, with its retry state, so that its attempts go on. The other messages are treated
 // as by Waiting, and a queue that Waiting refuses is refused. A message whose headers name another
 // queue is counted as foreign and stays. If the process is killed, at most 64 messages come twice,
-// and none is lost.
+// and none is lost. To, Edit, Originals, Named and MaxReplays must be empty.
 func (o *Operator) Release(
-	ctx context.Context, plan topology.Plan, filter Filter,
+	ctx context.Context, plan topology.Plan, options MoveOptions,
 ) (Progress, error) {
-	p, err := o.takeOut(ctx, plan, filter, topology.Route{RoutingKey: plan.Queue}, released)
-	if err != nil {
-		return p, fmt.Errorf("release messages that wait for queue %q: %w", plan.Queue, err)
-	}
-	return p, nil
+	return o.takeOut(ctx, plan, options, "release", topology.Route{RoutingKey: plan.Queue}, released)
 }
 
 // Cancel ends the wait of chosen messages like Release, but they become dead letters, with the
 // reason header.ReasonCancelled.
 func (o *Operator) Cancel(
-	ctx context.Context, plan topology.Plan, filter Filter,
+	ctx context.Context, plan topology.Plan, options MoveOptions,
 ) (Progress, error) {
-	p, err := o.takeOut(ctx, plan, filter, plan.Dead, cancelled)
-	if err != nil {
-		return p, fmt.Errorf("cancel messages that wait for queue %q: %w", plan.Queue, err)
-	}
-	return p, nil
+	return o.takeOut(ctx, plan, options, "cancel", plan.Dead, cancelled)
 }
 
 // takeOut moves chosen messages from the wait queues of a plan to a route.
 func (o *Operator) takeOut(
-	ctx context.Context, plan topology.Plan, filter Filter,
-	route topology.Route, become func(d *amqp.Delivery, queue string) amqp.Publishing,
+	ctx context.Context, plan topology.Plan, options MoveOptions, verb string, route topology.Route,
+	change func(d *amqp.Delivery, queue string) amqp.Publishing,
 ) (Progress, error) {
-	r := &replay{ReplayOptions: ReplayOptions{Filter: filter}}
-	if err := r.check(); err != nil {
-		return Progress{}, err
+	r := o.moving(plan, options)
+	r.become = func(_ context.Context, l Letter, _ int) (copied, error) {
+		return copied{Route: route, msg: change(&l.Delivery, plan.Queue)}, nil
 	}
-	err := eachWaitQueue(plan, func(q topology.Queue) error {
-		var m *mover
-		return o.pass(ctx, plan, q, func(t *taking, d amqp.Delivery) (err error) {
-			if m == nil {
-				m = newMover(ctx, o, t, func() { r.count(func(p *Progress) { p.Done++ }) })
-				t.before = m.finish
-				r.count(func(p *Progress) { p.Total += t.Total() })
+	err := r.checkPlain(false)
+	if err == nil {
+		err = eachWaitQueue(plan, func(q topology.Queue) error {
+			var m *mover
+			r.read = func(d amqp.Delivery, position int) Letter {
+				l, _ := newWaiter(d, position, q)
+				return l
 			}
-			r.count(func(p *Progress) { p.Seen++ })
-			l, _ := newWaiter(d, t.Seen(), q)
-			switch {
-			case !r.chooses(l):
-			case l.Queue != "" && l.Queue != plan.Queue:
-				r.count(func(p *Progress) { p.Foreign++ })
-			default:
-				r.count(func(p *Progress) { p.Chosen++ })
-				err = m.move(d, route.Exchange, route.RoutingKey, become(&d, plan.Queue))
-				if err == nil {
-					return nil
+			return o.pass(ctx, plan, q, func(t *taking, d amqp.Delivery) error {
+				if m == nil {
+					m = newMover(ctx, r, t)
+					t.before = func() error { return m.finish(nil) }
+					r.count(func(p *Progress) { p.Total += t.Total() })
 				}
-			}
-			t.Keep(d.DeliveryTag)
-			return err
+				r.count(func(p *Progress) { p.Seen++ })
+				return r.one(ctx, t, m, d)
+			})
 		})
-	})
+	}
+	if err != nil {
+		err = fmt.Errorf("%s messages that wait for queue %q: %w", verb, plan.Queue, err)
+	}
 	return r.now(), err
 }
 

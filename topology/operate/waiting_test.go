@@ -21,27 +21,19 @@ import (
 // is 9, lowered while they wait.
 func (b *box) wait(q topology.Queue, n int) {
 	b.t.Helper()
-	var all []amqp.Publishing
-	for i := range n {
-		notes := header.RetryState{
+	b.failed(q.Name, n, header.RetryState.Headers, func(
+		i int, notes *header.RetryState, m *amqp.Publishing,
+	) {
+		*notes = header.RetryState{
 			Failures: 1, Delay: q.Delay, Error: "connection refused", Class: header.ClassRetryable,
-			OriginRoutingKey: b.queue,
-			NotBefore:        time.Now().Add(24 * time.Hour),
+			OriginRoutingKey: b.queue, NotBefore: time.Now().Add(24 * time.Hour),
 			History: []header.AttemptError{
 				{Attempt: 1, At: time.Now(), Error: "connection refused"},
 			},
 		}
-		m := amqp.Publishing{
-			MessageId: fmt.Sprint(q.Delay, "-", i), Body: fmt.Append(nil, i), Priority: 4,
-			Headers: amqp.Table{"tenant": int32(7)},
-		}
-		m.Headers[keys.Priority] = "9"
-		for key, value := range notes.Headers(b.queue) {
-			m.Headers[key] = value
-		}
-		all = append(all, m)
-	}
-	b.publish(q.Name, all...)
+		m.MessageId, m.Body, m.Priority = fmt.Sprint(q.Delay, "-", i), fmt.Append(nil, i), 4
+		m.Headers = amqp.Table{"tenant": int32(7), keys.Priority: "9"}
+	})
 }
 
 // waitMinuteAndHour lets messages wait for a minute, and others for an hour.
@@ -63,7 +55,6 @@ func (b *box) waits(delay time.Duration) topology.Queue {
 // Messages that are looked at again and again return when they are due, in their
 // order: none early, none lost.
 func TestLookingDoesNotChangeTheWait(t *testing.T) {
-	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		const n, delay = 100, 6 * time.Second
 		b.delayBy(delay)
@@ -85,7 +76,6 @@ func TestLookingDoesNotChangeTheWait(t *testing.T) {
 }
 
 func TestWaitingSaysWhatWaits(t *testing.T) {
-	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		b.waitMinuteAndHour(2, 1)
 		found, err := b.Waiting(t.Context(), b.plan, operate.Filter{})
@@ -103,16 +93,20 @@ func TestWaitingSaysWhatWaits(t *testing.T) {
 
 // Chosen messages are released with their retry state, or become dead letters. The others wait on.
 func TestReleaseAndCancel(t *testing.T) {
-	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		b.waitMinuteAndHour(3, 50)
 		hour := b.waits(time.Hour)
 		foreign := amqp.Table{header.Queue: "another queue"}
 		b.publish(hour.Name, amqp.Publishing{MessageId: "other", Headers: foreign})
 
-		p, err := b.Release(t.Context(), b.plan, operate.Filter{IDs: []string{"1h0m0s-7", "other"}})
-		require.NoError(t, err)
-		require.Equal(t, operate.Progress{Total: 54, Seen: 54, Chosen: 1, Done: 1, Foreign: 1}, p)
+		one := operate.MoveOptions{Filter: operate.Filter{IDs: []string{"1h0m0s-7", "other"}}}
+		want := operate.Progress{Total: 54, Seen: 54, Chosen: 1, Foreign: 1}
+		for _, one.DryRun = range []bool{true, false} {
+			if !one.DryRun {
+				want.Done = 1
+			}
+			require.Equal(t, want, b.ok(b.Release(t.Context(), b.plan, one)))
+		}
 		d := b.drain(b.queue, 1)[0]
 		require.Equal(t, "7", string(d.Body))
 		require.NotContains(t, d.Headers, keys.NotBefore, "or it would wait again")
@@ -120,12 +114,17 @@ func TestReleaseAndCancel(t *testing.T) {
 		require.Equal(t, int32(7), d.Headers["tenant"])
 		require.Equal(t, uint8(9), d.Priority)
 
-		p, err = b.Cancel(t.Context(), b.plan, operate.Filter{
+		ours := operate.MoveOptions{Filter: operate.Filter{
 			Delay: time.Hour, Match: func(l operate.Letter) bool { return l.Queue == b.queue },
-		})
-		require.NoError(t, err)
-		require.Equal(t, 49, p.Done)
-		b.depth(b.dead, 49)
+		}}
+		for _, ours.Limit = range []int{9, 0} {
+			b.ok(b.Cancel(t.Context(), b.plan, ours))
+			b.depth(b.dead, 49-40*min(ours.Limit, 1))
+		}
+		for _, no := range []operate.MoveOptions{{To: b.dead}, {Named: true}, {Edit: repair}} {
+			_, err := b.Release(t.Context(), b.plan, no)
+			require.ErrorIs(t, err, operate.ErrInvalidOptions)
+		}
 		l := b.letters(operate.Filter{})[0]
 		require.Equal(t, header.ReasonCancelled, l.Reason)
 		require.Equal(t, "connection refused", l.Error)
@@ -141,13 +140,14 @@ func TestReleaseAndCancel(t *testing.T) {
 
 // More than can be taken at once is left alone.
 func TestLongWaitQueueIsRefused(t *testing.T) {
-	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		b.waitMinuteAndHour(1, 5001)
 		found, err := b.Waiting(t.Context(), b.plan, operate.Filter{})
 		require.ErrorIs(t, err, operate.ErrUnsafe)
 		require.Len(t, found, 1, "of the other queue")
-		p, err := b.Release(t.Context(), b.plan, operate.Filter{IDs: []string{"1h0m0s-1"}})
+		p, err := b.Release(t.Context(), b.plan, operate.MoveOptions{
+			Filter: operate.Filter{IDs: []string{"1h0m0s-1"}},
+		})
 		require.ErrorIs(t, err, operate.ErrUnsafe)
 		require.Zero(t, p.Done)
 		b.depth(b.waits(time.Hour).Name, 5001)

@@ -163,6 +163,7 @@ func (h *Handler) showEdit(
 			"dead replay --edit", len(text), maxEdited)
 	}
 	return h.show(w, r, "edit", view{
-		Title: "Edit a letter", Nav: "dead", Data: editView{queue, job.Identity(l), l.ID, text},
+		Title: "Edit a letter", Nav: "dead",
+		Data: editView{queue, lettertext.Identity(l.Delivery), l.ID, text},
 	})
 }

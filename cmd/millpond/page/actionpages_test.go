@@ -71,38 +71,54 @@ func (v *visitor) ends(path string) string {
 	return body
 }
 
+// rehearse posts a form, and returns the page of the action with the form that confirms it.
+func (v *visitor) rehearse(form url.Values) (a answer, confirm url.Values) {
+	v.t.Helper()
+	a = v.post("/action/rehearse", form)
+	require.Equal(v.t, http.StatusOK, a.StatusCode, a.body)
+	return a, formIn(v.t, a.body, "/action/start")
+}
+
+// act rehearses a form, confirms that and waits for the end.
+func (v *visitor) act(form url.Values) (rehearsed answer, end string) {
+	v.t.Helper()
+	rehearsed, confirm := v.rehearse(form)
+	v.post("/action/start", confirm)
+	return rehearsed, v.ends(rehearsed.Request.URL.RequestURI())
+}
+
+// Given a browser without a script, then a replay is rehearsed, confirmed by the person who has
+// seen it, seen by others, stopped, resumed, and there after a restart of the server.
 func TestReplayByFormsAlone(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
 	const hostile = `refused <script>alert(1)</script>"'`
 	h.dies("o-", hostile, 20)
-	v := h.acting(filepath.Join(t.TempDir(), "state"))
+	folder := filepath.Join(t.TempDir(), "state")
+	v := h.acting(folder)
 	colleague := &visitor{t: t, server: v.server, client: newBrowser(t)}
 
 	a := v.get("/act?" + url.Values{"queue": {"orders"}, "error": {hostile}}.Encode())
-	require.Equal(t, http.StatusOK, a.StatusCode, a.body)
 	require.NotContains(t, a.body, "<script>alert")
 	form := formIn(t, a.body, "/action/rehearse")
 	require.Equal(t, hostile, form.Get("error"))
-	form.Set("canary", "2")
-	form.Set("settle", "300ms")
-	form.Set("stop-at", "50%")
-	form.Set("rate", "20")
-	a = v.post("/action/rehearse", form)
-	require.Equal(t, http.StatusOK, a.StatusCode, a.body)
+	for name, value := range map[string]string{
+		"canary": "2", "settle": "300ms", "stop-at": "50%", "rate": "20",
+	} {
+		form.Set(name, value)
+	}
+	a, confirm := v.rehearse(form)
 	require.Contains(t, a.body, "Replay 20 dead letters of queue")
 	require.NotContains(t, a.body, "<script>alert")
-	address := a.Request.URL.RequestURI()
-	confirm := formIn(t, a.body, "/action/start")
 	require.NotEmpty(t, confirm.Get("digest"))
-	other := v.post("/action/rehearse", form)
-	wrong := formIn(t, other.body, "/action/start")
+	_, wrong := v.rehearse(form)
 	wrong.Set("id", confirm.Get("id"))
 	require.Equal(t, http.StatusConflict, v.post("/action/start", wrong).StatusCode)
 	rig.AwaitDepth(t, h.URL, "orders.dlq", 20)
 
 	events := colleague.stream()
 	defer events.close()
+	address := a.Request.URL.RequestURI()
 	a = v.post("/action/start", confirm)
 	require.Equal(t, http.StatusOK, a.StatusCode, a.body)
 	require.Contains(t, a.body, `<noscript><meta http-equiv="refresh"`)
@@ -110,36 +126,24 @@ func TestReplayByFormsAlone(t *testing.T) {
 	events.await("running", "Replay 20 dead letters")
 	require.Contains(t, colleague.get("/").body, "Running: Replay 20 dead letters")
 	body := v.ends(address)
-	require.Contains(t, body, "done: 20 of 20")
 	require.Contains(t, body, "started 20 = handled 20 + dead again 0 + waiting 0 + left 0")
 	require.NotContains(t, body, "refresh")
 	require.Contains(t, colleague.get("/actions").body, "done: 20 of 20")
-	rig.AwaitDepth(t, h.URL, "orders.dlq", 0)
-}
 
-func TestStopAndResumeByForms(t *testing.T) {
-	t.Parallel()
-	h := newHouse(t)
-	h.dies("o-", "refused", 60)
-	folder := filepath.Join(t.TempDir(), "state")
-	v := h.acting(folder)
-	form := url.Values{"kind": {"replay"}, "queue": {"orders"}, "all": {"1"}, "rate": {"10"}}
-	a := v.post("/action/rehearse", form)
-	confirm := formIn(t, a.body, "/action/start")
-	address := a.Request.URL.RequestURI()
+	h.dies("p-", "refused", 60)
+	a, confirm = v.rehearse(url.Values{
+		"kind": {"replay"}, "queue": {"orders"}, "all": {"1"}, "rate": {"10"},
+	})
 	v.post("/action/start", confirm)
-	a = v.post("/action/stop", url.Values{"id": {confirm.Get("id")}})
-	require.Equal(t, http.StatusOK, a.StatusCode, a.body)
-	body := v.ends(address)
+	v.post("/action/stop", url.Values{"id": {confirm.Get("id")}})
+	body = v.ends(a.Request.URL.RequestURI())
 	require.Contains(t, body, "stopped at ")
 	require.Contains(t, body, "Stopped by local")
 	a = v.post("/action/resume", url.Values{"id": {confirm.Get("id")}})
-	require.Equal(t, http.StatusOK, a.StatusCode, a.body)
 	require.Contains(t, a.body, "all that are there")
 	confirm = formIn(t, a.body, "/action/start")
 	v.post("/action/start", confirm)
 	require.NoError(t, v.close())
-
 	again := h.acting(folder) // the next server
 	require.Contains(t, again.get("/").body, "Interrupted: Replay")
 	a = again.get("/action?id=" + confirm.Get("id"))
@@ -158,8 +162,7 @@ func TestEditByForms(t *testing.T) {
 		unescaped(texts.FindStringSubmatch(a.body)[1]))
 	form := formIn(t, a.body, "/action/rehearse")
 	form.Set("text", "tenant string \"b\"\r\nnew int32 1\r\npayload as text:\r\nrepaired\r\n<b>\r\n")
-	a = v.post("/action/rehearse", form)
-	require.Equal(t, http.StatusOK, a.StatusCode, a.body)
+	a, end := v.act(form)
 	for _, want := range []string{
 		"<del>-tenant string &#34;a&#34;</del>", "<ins>&#43;tenant string &#34;b&#34;</ins>",
 		"<ins>&#43;new int32 1</ins>",
@@ -167,9 +170,7 @@ func TestEditByForms(t *testing.T) {
 	} {
 		require.Contains(t, a.body, want)
 	}
-	address := a.Request.URL.RequestURI()
-	v.post("/action/start", formIn(t, a.body, "/action/start"))
-	require.Contains(t, v.ends(address), "done: 1 of 1")
+	require.Contains(t, end, "done: 1 of 1")
 	rig.AwaitDepth(t, h.URL, "orders.dlq", 2)
 	rig.AwaitDepth(t, h.URL, "orders.dlq.originals", 1)
 	require.NotContains(t, v.get("/act?queue=orders").body, `value="discard"`,

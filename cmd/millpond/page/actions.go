@@ -160,39 +160,30 @@ func (h *Handler) rehearse(w http.ResponseWriter, r *http.Request) error {
 		return noStranded(request.Queue)
 	}
 	found, err := h.jobs.Rehearse(r.Context(), visitOf(r).who.name, request)
+	return h.toAction(w, r, found.ID, err)
+}
+
+func (h *Handler) toAction(w http.ResponseWriter, r *http.Request, id string, err error) error {
 	if err != nil {
 		return actFailure(err)
 	}
-	return h.toAction(w, r, found.ID)
-}
-
-func (h *Handler) toAction(w http.ResponseWriter, r *http.Request, id string) error {
 	return h.to(w, r, "/action?"+url.Values{"id": {id}}.Encode())
 }
 
 func (h *Handler) start(w http.ResponseWriter, r *http.Request) error {
 	a, err := h.jobs.Start(visitOf(r).who.name, r.PostForm.Get("id"), r.PostForm.Get("digest"))
-	if err != nil {
-		return actFailure(err)
-	}
-	return h.toAction(w, r, a.ID)
+	return h.toAction(w, r, a.ID, err)
 }
 
 func (h *Handler) stop(w http.ResponseWriter, r *http.Request) error {
 	a, err := h.jobs.Stop(visitOf(r).who.name, r.PostForm.Get("id"))
-	if err != nil {
-		return actFailure(err)
-	}
-	return h.toAction(w, r, a.ID)
+	return h.toAction(w, r, a.ID, err)
 }
 
 // resume rehearses the rest of an action.
 func (h *Handler) resume(w http.ResponseWriter, r *http.Request) error {
 	found, err := h.jobs.Resume(r.Context(), visitOf(r).who.name, r.PostForm.Get("id"))
-	if err != nil {
-		return actFailure(err)
-	}
-	return h.toAction(w, r, found.ID)
+	return h.toAction(w, r, found.ID, err)
 }
 
 func (h *Handler) actionsPage(w http.ResponseWriter, r *http.Request) error {

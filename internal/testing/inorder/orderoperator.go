@@ -160,7 +160,7 @@ func (p decisions) decide(
 	case d == released:
 		return o.ReleaseKey(ctx, plan, k.Key, k.Mark)
 	}
-	_, err = o.ReplayKey(ctx, plan, k.Key, operate.ReplayOptions{Edit: p.edit})
+	_, err = o.ReplayKey(ctx, plan, k.Key, operate.MoveOptions{Edit: p.edit})
 	return err
 }
 

@@ -87,18 +87,64 @@ func confirmed(t testing.TB, ch *amqp.Channel, exchange, key string, msg amqp.Pu
 	return ok
 }
 
+// Post publishes persistent messages to a queue and waits until all are confirmed.
+func Post(t testing.TB, url, queue string, messages ...amqp.Publishing) {
+	t.Helper()
+	ch, closed, err := dial(url)
+	require.NoError(t, err)
+	defer closed()
+	require.NoError(t, ch.Confirm(false))
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	defer cancel()
+	var confirms []*amqp.DeferredConfirmation
+	for _, m := range messages {
+		m.DeliveryMode = amqp.Persistent
+		confirm, err := ch.PublishWithDeferredConfirmWithContext(ctx, "", queue, true, false, m)
+		require.NoError(t, err)
+		confirms = append(confirms, confirm)
+	}
+	for _, confirm := range confirms {
+		ok, err := confirm.WaitContext(ctx)
+		require.NoError(t, err)
+		require.True(t, ok, "the broker has confirmed it")
+	}
+}
+
 // Fill publishes n persistent messages with the bodies 0, 1, 2 …, and waits for all confirms.
 func Fill(t testing.TB, url, queue string, n int) {
 	t.Helper()
-	ch := testbroker.Channel(t, url)
-	require.NoError(t, ch.Confirm(false))
-	var last *amqp.DeferredConfirmation
-	for i := range n {
-		var err error
-		last, err = ch.PublishWithDeferredConfirm("", queue, true, false, Named(fmt.Sprint(i)))
-		require.NoError(t, err)
+	messages := make([]amqp.Publishing, n)
+	for i := range messages {
+		messages[i] = Named(fmt.Sprint(i))
 	}
-	require.True(t, last.Wait())
+	Post(t, url, queue, messages...)
+}
+
+// Drain waits for n messages in a queue, and takes all that are there.
+func Drain(t testing.TB, url, queue string, n int) (taken []amqp.Delivery) {
+	t.Helper()
+	ch, closed, err := dial(url)
+	require.NoError(t, err)
+	defer closed()
+	WaitFor(t, fmt.Sprintf("%d messages in %s", n, queue), func() bool {
+		for {
+			d, ok, err := ch.Get(queue, true)
+			require.NoError(t, err)
+			if !ok {
+				return len(taken) >= n
+			}
+			taken = append(taken, d)
+		}
+	})
+	return taken
+}
+
+// Bodies are the bodies of messages.
+func Bodies(deliveries []amqp.Delivery) (bodies []string) {
+	for _, d := range deliveries {
+		bodies = append(bodies, string(d.Body))
+	}
+	return bodies
 }
 
 // Take waits for a message in a queue and acks it. The queue may be missing at first.

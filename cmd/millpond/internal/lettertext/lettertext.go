@@ -3,14 +3,14 @@
 package lettertext
 
 import (
-	"bufio"
 	"bytes"
+	"crypto/sha256"
 	"encoding/base64"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -51,27 +51,16 @@ func (c Content) Put(msg *amqp.Publishing) {
 	msg.Headers, msg.Body = headers, c.Body
 }
 
-// Identity is a message without the fields that differ from look to look: two messages with the
-// same identity are equal.
-func Identity(d amqp.Delivery) ([]byte, error) {
+// Identity is a digest of a message without the fields that differ from look to look: two messages
+// with the same identity are equal.
+func Identity(d amqp.Delivery) string {
 	d.Headers = maps.Clone(d.Headers)
 	delete(d.Headers, "x-delivery-count")
 	delete(d.Headers, "x-acquired-count")
 	d.Redelivered = false
-	return operate.Encode(d)
-}
-
-// Append writes letters to a file as operate.Encode does, and returns when they are on the disk.
-func Append(file *os.File, letters []operate.Letter) error {
-	w := bufio.NewWriter(file)
-	for _, l := range letters {
-		line, err := operate.Encode(l.Delivery)
-		if err != nil {
-			return err
-		}
-		_, _ = w.Write(append(line, '\n')) // Flush says it
-	}
-	return errors.Join(w.Flush(), file.Sync())
+	line, err := operate.Encode(d)
+	sum := sha256.Sum256(append(line, fmt.Sprint(err)...))
+	return hex.EncodeToString(sum[:])
 }
 
 // Difference returns the lines of a unified difference, at most that many; left counts the others.

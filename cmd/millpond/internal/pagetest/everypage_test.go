@@ -33,7 +33,6 @@ func TestPage(t *testing.T) {
 		{"numbers move", numbersMove},
 		{"clicks count", clicksCount},
 		{"many letters", manyLetters},
-		{"keys in order", keysInOrder},
 	} {
 		t.Run(part.name, func(t *testing.T) {
 			t.Parallel()
@@ -141,6 +140,11 @@ func (h *house) pages(b *tab, w *shop.World) []named {
 	b.visit("/waiting?queue=orders")
 	m.press("Look at the messages")
 	here("waiting", "the shop is closed")
+	b.visit("/waiting?queue=keyed")
+	m.press("Look at the keys")
+	here("order", "blocked keys", "leads", "of at most 10")
+	m.press(`Replay key "k 1"`)
+	here("order-confirm", "Replay 1 dead letter of key", "Nothing has moved yet")
 	b.visit("/stranded")
 	m.press("Look at millpond.stranded")
 	here("stranded", "Messages of millpond.stranded")

@@ -3,7 +3,6 @@
 package shop
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -14,7 +13,6 @@ import (
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
-	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/rig"
@@ -169,28 +167,7 @@ func Letter(queue, id, text string, at time.Time, body []byte, more amqp.Table) 
 }
 
 // Post publishes messages to a queue and waits until all are confirmed.
-func Post(t testing.TB, url, queue string, messages ...amqp.Publishing) {
-	t.Helper()
-	ch := testbroker.Channel(t, url)
-	require.NoError(t, ch.Confirm(false))
-	ctx, cancel := context.WithTimeout(context.Background(), rig.Patience)
-	defer cancel()
-	var confirms []*amqp.DeferredConfirmation
-	for _, m := range messages {
-		m.DeliveryMode = amqp.Persistent
-		confirm, err := ch.PublishWithDeferredConfirmWithContext(ctx, "", queue, true, false, m)
-		require.NoError(t, err)
-		confirms = append(confirms, confirm)
-	}
-	for _, confirm := range confirms {
-		ok, err := confirm.WaitContext(ctx)
-		require.NoError(t, err)
-		require.True(t, ok)
-	}
-}
-
-// Post publishes messages to a queue and waits until all are confirmed.
 func (h *House) Post(queue string, messages ...amqp.Publishing) {
 	h.T.Helper()
-	Post(h.T, h.URL, queue, messages...)
+	rig.Post(h.T, h.URL, queue, messages...)
 }

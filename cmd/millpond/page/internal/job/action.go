@@ -111,19 +111,14 @@ type There struct {
 // Progress counts the messages of an action.
 type Progress struct {
 	operate.Progress
-	// Spent stay, because they were replayed too often before.
-	Spent int `json:"spent,omitempty"`
 	// Ramp has the letters of a Replay that is watched.
 	Ramp *operate.RampResult `json:"ramp,omitempty"`
 }
 
 func rampOf(r operate.RampResult) Progress {
-	return Progress{
-		Progress: operate.Progress{
-			Chosen: r.Started, Done: r.Replayed(), Foreign: r.Foreign, Refused: r.Refused,
-		},
-		Spent: r.Spent, Ramp: &r,
-	}
+	return Progress{Ramp: &r, Progress: operate.Progress{
+		Chosen: r.Started, Done: r.Replayed(), Foreign: r.Foreign, Spent: r.Spent, Refused: r.Refused,
+	}}
 }
 
 // Active reports whether the action is under way.

@@ -17,8 +17,9 @@ import (
 )
 
 const (
-	// maxActions bounds the actions that have ended, in memory and in the journal. maxRehearsed
-	// bounds the rehearsals: each may be of an edit, which holds a text of up to maxEdited bytes.
+	// maxActions bounds the actions that have ended, in memory and at a start in the journal.
+	// maxRehearsed bounds the rehearsals: each may be of an edit, which holds a text of up to
+	// maxEdited bytes.
 	maxActions   = 200
 	maxRehearsed = 20
 	maxEdited    = 1 << 20
@@ -71,7 +72,7 @@ type action struct {
 	keys   []string // queues that no other action may use
 	cancel context.CancelCauseFunc
 	told   time.Time
-	noted  Progress
+	news   bool // of Progress, for the journal
 	result Rehearsal
 }
 
@@ -107,10 +108,10 @@ func (m *Manager) openStore() ([]Action, error) {
 	for i := range known {
 		if known[i].Active() {
 			known[i].State = StateInterrupted
-			err = errors.Join(err, s.audit("interrupted", known[i].Who, &known[i]))
+			err = errors.Join(err, s.audit("interrupted", known[i].Who, &known[i]), s.put(&known[i]))
 		}
 	}
-	if err = errors.Join(err, s.compact(known)); err != nil {
+	if err != nil {
 		_ = s.close()
 		return nil, err
 	}
@@ -327,10 +328,10 @@ func (m *Manager) work(ctx context.Context, a *action) {
 func (m *Manager) noteProgress(a *action) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if a.noted == a.Progress {
+	if !a.news {
 		return
 	}
-	a.noted = a.Progress
+	a.news = false
 	if err := m.store.note(&a.Action); err != nil {
 		a.cancel(fmt.Errorf("the journal cannot be written: %w", err))
 	}
@@ -350,6 +351,7 @@ func (m *Manager) update(a *action, change func(*Progress)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	change(&a.Progress)
+	a.news = true
 	if time.Since(a.told) >= tellEvery {
 		a.told = time.Now()
 		m.tell()

@@ -11,6 +11,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
 	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
 	"github.com/millpond-go/millpond/internal/testing/rig"
@@ -36,7 +37,7 @@ func TestEditShowsTheDifferenceAndKeepsTheOriginal(t *testing.T) {
 	y := newYard(t, "")
 	y.die(0, 3, refused)
 	change := &job.Change{
-		Letter: job.Identity(y.theLetter("order-1")),
+		Letter: lettertext.Identity(y.theLetter("order-1").Delivery),
 		Text:   "tenant int64 7\npayload as text:\nrepaired\n",
 	}
 	r := job.Request{
@@ -48,18 +49,17 @@ func TestEditShowsTheDifferenceAndKeepsTheOriginal(t *testing.T) {
 	require.Contains(t, difference, "-tenant int32 1\n+tenant int64 7\n")
 	require.Contains(t, difference, "-body 1\n+repaired")
 	change.Text = "payload as text:\nanother one, after the rehearsal\n"
-	a := y.ended(y.confirm(h).ID)
-	require.Equal(t, job.StateDone, a.State, a.Error)
+	y.does(h, 1)
 	edited := y.drain(y.queue, 1)[0]
 	require.Equal(t, "repaired", string(edited.Body))
 	require.Equal(t, int64(7), edited.Headers["tenant"])
-	require.Equal(t, "body 1", string(y.drain(y.dead+".originals", 1)[0].Body))
+	y.holds(y.dead+".originals", "body 1")
 
 	r.Queue = y.queue
 	_, err := y.Rehearse(t.Context(), "alice", r)
 	require.ErrorIs(t, err, job.ErrChanged)
 	r.Filter.IDs = []string{"order-2"}
-	change.Letter = job.Identity(y.theLetter("order-2"))
+	change.Letter = lettertext.Identity(y.theLetter("order-2").Delivery)
 	for text, says := range map[string]string{
 		"tenant int32 2\n\npayload as text:\nbody 2\n":      "the edit changes nothing",
 		header.Queue + " string \"x\"\npayload as text:\nx": "belongs to the library",
@@ -71,9 +71,7 @@ func TestEditShowsTheDifferenceAndKeepsTheOriginal(t *testing.T) {
 		require.ErrorContains(t, err, says)
 	}
 
-	journal, err := os.ReadFile(filepath.Join(y.folder, "actions.jsonl"))
-	require.NoError(t, err)
-	require.NotContains(t, string(journal), "repaired")
+	require.NotContains(t, y.journal(), "repaired")
 }
 
 func TestDiscardedLettersAreInAFile(t *testing.T) {
@@ -84,10 +82,10 @@ func TestDiscardedLettersAreInAFile(t *testing.T) {
 	foreign.Headers[header.DeadQueue] = "another"
 	y.publish(y.dead, foreign)
 	y.die(4, 2, "no stock")
-	a := y.act(job.Request{Kind: job.Discard, Filter: operate.Filter{Error: refused}})
-	require.Equal(t, job.StateDone, a.State, a.Error)
-	require.Equal(t, 4, a.Progress.Done)
-	require.Equal(t, []string{"body 9", "body 4", "body 5"}, bodies(y.drain(y.dead, 3)))
+	a := y.does(y.rehearse(job.Request{
+		Kind: job.Discard, Filter: operate.Filter{Error: refused},
+	}), 4)
+	y.holds(y.dead, "body 9", "body 4", "body 5")
 	data, err := os.ReadFile(a.Export)
 	require.NoError(t, err)
 	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
@@ -128,15 +126,13 @@ func TestReleaseAndCancel(t *testing.T) {
 	h := y.rehearse(job.Request{Kind: job.Release, Filter: operate.Filter{IDs: []string{"order-1"}}})
 	require.Equal(t, 1, h.Count)
 	require.Equal(t, 5, h.Found.Total)
-	a := y.ended(y.confirm(h).ID)
-	require.Equal(t, job.StateDone, a.State, a.Error)
-	require.Equal(t, []string{"body 1"}, bodies(y.drain(y.queue, 1)))
+	y.does(h, 1)
+	y.holds(y.queue, "body 1")
 	h = y.rehearse(job.Request{Kind: job.Cancel, Filter: operate.Filter{Delay: time.Hour}})
 	require.Equal(t, 4, h.Count)
 	y.waits(1) // after the rehearsal
-	a = y.ended(y.confirm(h).ID)
-	require.Equal(t, 4, a.Progress.Done, a.Error)
-	require.Equal(t, []string{"body 0", "body 2", "body 3", "body 4"}, bodies(y.drain(y.dead, 4)))
+	y.does(h, 4)
+	y.holds(y.dead, "body 0", "body 2", "body 3", "body 4")
 	h = y.rehearse(job.Request{Kind: job.Release, All: true})
 	require.Equal(t, 1, h.Count)
 	_, err := y.Rehearse(t.Context(), "alice", job.Request{
@@ -161,9 +157,8 @@ func TestReturnOfStrandedMessages(t *testing.T) {
 	require.Equal(t, 3, h.Count)
 	require.Equal(t, []string{`1 stay, because their queue "` + y.queue + `.gone" does not exist`},
 		h.Notes)
-	a := y.ended(y.confirm(h).ID)
-	require.Equal(t, job.StateDone, a.State, a.Error)
-	require.Equal(t, []string{"body 0", "body 1", "body 3"}, bodies(y.drain(y.queue, 3)))
+	y.does(h, 3)
+	y.holds(y.queue, "body 0", "body 1", "body 3")
 	y.depth(stranded, 1)
 }
 
@@ -178,13 +173,8 @@ func TestAnEndOfTheProcessInterrupts(t *testing.T) {
 	_, err := job.Open(job.Options{Operator: y.connected, Plan: y.planOf, Folder: y.folder})
 	require.ErrorIs(t, err, job.ErrLocked)
 	require.NoError(t, y.Close())
-	journal := filepath.Join(y.folder, "actions.jsonl")
-	f, err := os.OpenFile(journal, os.O_APPEND|os.O_WRONLY, 0o600)
-	require.NoError(t, err)
-	_, err = f.WriteString(`{"id":"cut o`)
-	require.NoError(t, err)
-	require.NoError(t, f.Close())
-
+	note := filepath.Join(y.folder, "actions", id+".json")
+	require.NoError(t, os.WriteFile(note+".new", []byte(`{"id":"cut o`), 0o600))
 	y.open()
 	a := y.Actions()[0]
 	require.Equal(t, id, a.ID)
@@ -195,9 +185,9 @@ func TestAnEndOfTheProcessInterrupts(t *testing.T) {
 	require.Contains(t, a.Outcome(), " of 100 or more")
 	require.NoError(t, y.Close())
 
-	require.NoError(t, os.WriteFile(journal, []byte("garbage\n{}\n"), 0o600))
+	require.NoError(t, os.WriteFile(note, []byte("garbage\n{}\n"), 0o600))
 	_, err = job.Open(job.Options{Operator: y.connected, Plan: y.planOf, Folder: y.folder})
-	require.ErrorContains(t, err, `line 1 of "actions.jsonl" is not a line of a journal`)
+	require.ErrorContains(t, err, "is no action: move the file away")
 	var none *json.SyntaxError
 	require.ErrorAs(t, err, &none)
 }

@@ -153,74 +153,43 @@ func (m *Manager) look(ctx context.Context, a *action) (found Rehearsal, err err
 		return found, err
 	}
 	switch a.Request.Kind {
-	case Replay:
-		return a.lookReplay(ctx, o, filter)
 	case Edit:
 		return a.lookEdit(ctx, o, filter)
 	case ReleaseKey, ReplayKey:
 		return a.lookKey(ctx, o)
-	case Discard:
-		p, err := o.Discard(ctx, a.plan, operate.DiscardOptions{Filter: a.own(filter), DryRun: true})
-		a.Count, found.Found = p.Chosen, Progress{Progress: p}
-		return found, err
-	case Return:
-		res, err := o.ReturnStranded(ctx, a.Request.Queue, operate.ReplayOptions{
-			Filter: filter, To: a.Request.To, DryRun: true,
-		})
-		a.Count, found.Found = res.Chosen, Progress{Progress: res.Progress}
-		for _, left := range res.Left {
-			a.Count -= left.Messages
-			found.Notes = append(found.Notes, fmt.Sprintf(
-				"%d stay, because their queue %q does not exist", left.Messages, left.Queue))
-		}
-		return found, err
 	}
-	chooses, err := filter.Matcher()
-	if err != nil {
-		return found, err
-	}
-	waiting, err := o.Waiting(ctx, a.plan, operate.Filter{Match: func(l operate.Letter) bool {
-		found.Found.Total++
-		return chooses(l)
-	}})
-	found.Found.Seen = found.Found.Total
-	for _, w := range waiting {
-		switch {
-		case w.Queue != "" && w.Queue != a.Request.Queue:
-			found.Found.Foreign++
-		default:
-			a.Count++
-		}
-	}
-	found.Found.Chosen = a.Count
-	return found, err
+	return a.count(ctx, o, filter)
 }
 
-// own passes over letters of other queues in the same dead-letter queue.
-func (a *action) own(f operate.Filter) operate.Filter {
-	match := f.Match
-	f.Match = func(l operate.Letter) bool {
-		return (l.Queue == "" || l.Queue == a.Request.Queue) && (match == nil || match(l))
-	}
-	return f
-}
-
-func (a *action) lookReplay(
+// count rehearses a call.
+func (a *action) count(
 	ctx context.Context, o *operate.Operator, filter operate.Filter,
 ) (found Rehearsal, err error) {
-	h, err := o.Rehearse(ctx, a.plan, a.Request.ramp(operate.ReplayOptions{
-		Filter: filter, To: a.Request.To,
-	}))
-	found = Rehearsal{
-		Target: h.Target, Ready: h.Ready, Consumers: h.Consumers, Findings: h.Findings,
-		Found: Progress{Progress: h.Progress},
-	}
-	found.Found.Spent, a.Count = h.Spent, h.Chosen
+	options := a.options(filter)
 	note := func(n int, text string) {
 		if n > 0 {
 			found.Notes = append(found.Notes, fmt.Sprintf("%d %s", n, text))
 		}
 	}
+	if a.Request.Key != "" || a.Request.Kind != Replay && a.Request.Kind != Edit {
+		options.DryRun = true
+		p, err := a.call(o)(ctx, options)
+		a.Count, found.Found = p.Chosen-p.Refused, Progress{Progress: p}
+		if a.Request.Key != "" {
+			found.Target = a.plan.Queue
+		}
+		for _, left := range p.Left {
+			a.Count -= left.Messages
+			note(left.Messages, fmt.Sprintf("stay, because their queue %q does not exist", left.Queue))
+		}
+		return found, err
+	}
+	h, err := o.Rehearse(ctx, a.plan, a.Request.ramp(options))
+	found = Rehearsal{
+		Target: h.Target, Ready: h.Ready, Consumers: h.Consumers, Findings: h.Findings,
+		Found: Progress{Progress: h.Progress},
+	}
+	a.Count = h.Chosen
 	note(h.Foreign, "belong to another queue and stay")
 	note(h.Spent, "were replayed too often before and stay")
 	note(h.Refused, "are too large with the headers of a replay and stay")
@@ -228,32 +197,52 @@ func (a *action) lookReplay(
 	return found, err
 }
 
+// lookKey looks at a key of a queue that is handled in order.
+func (a *action) lookKey(
+	ctx context.Context, o *operate.Operator,
+) (found Rehearsal, err error) {
+	k, err := o.FindKey(ctx, a.plan, a.Request.Key, "")
+	if err != nil {
+		return found, err
+	}
+	if k.Mark != a.Request.Mark {
+		return found, fmt.Errorf("%w: another dead letter blocks the key, or none: look at the keys "+
+			"of the queue again", ErrChanged)
+	}
+	found, err = a.count(ctx, o, operate.Filter{})
+	if k.Mark != "" {
+		found.Notes = append(found.Notes, fmt.Sprintf("the dead letter %q blocks the key since %s; "+
+			"messages of the key that wait behind it: %d", k.MessageID,
+			k.Blocked.UTC().Format("2006-01-02 15:04:05 UTC"), k.Waiting))
+	}
+	if a.Count == 0 && k.Replayed {
+		a.Count = 1
+		found.Notes = append(found.Notes, "an earlier replay was interrupted: its letter is in the "+
+			"line, and the key is released")
+	}
+	return found, err
+}
+
+// lookEdit looks for the letter that an edit is about. A letter with a key keeps its place.
 func (a *action) lookEdit(
 	ctx context.Context, o *operate.Operator, filter operate.Filter,
 ) (found Rehearsal, err error) {
 	var letter *operate.Letter
 	c := a.Request.Change
-	filter.Match = func(l operate.Letter) bool {
-		if letter != nil || Identity(l) != c.Letter {
-			return false
+	for l, err := range o.Dead(ctx, a.plan, a.options(filter).Filter, 1) {
+		if err != nil {
+			return found, err
 		}
 		letter = &l
-		return true
 	}
-	if a.Request.Key, err = a.keyOf(ctx, o, filter); err != nil {
-		return found, err
+	if letter == nil {
+		return found, ErrChanged
 	}
-	letter = nil
-	if a.Request.Key != "" { // it keeps its place
-		var p operate.Progress
-		p, err = o.ReplayKey(ctx, a.plan, a.Request.Key, operate.ReplayOptions{
-			Filter: filter, DryRun: true,
-		})
-		a.Count, found.Found, found.Target = p.Chosen-p.Refused, Progress{Progress: p}, a.plan.Queue
-	} else {
-		found, err = a.lookReplay(ctx, o, filter)
+	if a.plan.Line != "" && a.Request.To == "" {
+		a.Request.Key = operate.KeyOf(*letter)
 	}
-	if err == nil && (letter == nil || a.Count == 0) {
+	found, err = a.count(ctx, o, filter)
+	if err == nil && a.Count == 0 {
 		err = ErrChanged
 	}
 	if err != nil {
@@ -276,10 +265,3 @@ func (a *action) lookEdit(
 
 // maxDifference bounds the lines of a difference that are shown.
 const maxDifference = 1000
-
-// Identity is a digest of lettertext.Identity.
-func Identity(l operate.Letter) string {
-	line, err := lettertext.Identity(l.Delivery)
-	sum := sha256.Sum256(append(line, fmt.Sprint(err)...))
-	return hex.EncodeToString(sum[:])
-}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
 	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -63,7 +64,7 @@ func TestReplayIsRehearsedAndConfirmed(t *testing.T) {
 		got = append(got, rig.Await(t, handled))
 	}
 	require.ElementsMatch(t, numbered(0, 30), got)
-	require.Equal(t, numbered(30, 10), bodies(y.drain(y.dead, 10)))
+	y.holds(y.dead, numbered(30, 10)...)
 
 	log, err := os.ReadFile(filepath.Join(y.folder, "audit.jsonl"))
 	require.NoError(t, err)
@@ -99,33 +100,32 @@ func TestNothingIsDoneWithoutAFilterOrAMatch(t *testing.T) {
 		_, err = y.Start("alice", h.ID, h.Digest)
 		require.ErrorIs(t, err, job.ErrNothing)
 	}
-	require.Equal(t, numbered(0, 3), bodies(y.drain(y.dead, 3)))
+	y.holds(y.dead, numbered(0, 3)...)
 	y.depth(y.queue, 0)
 }
 
-func TestNoMoreThanWasRehearsed(t *testing.T) {
+func TestAsManyAsWereRehearsed(t *testing.T) {
 	t.Parallel()
 	y := newYard(t, topology.Classic)
 	y.die(0, 5, refused)
 	h := y.rehearse(quick(operate.Filter{Error: refused}))
 	y.die(5, 5, refused)
-	a := y.ended(y.confirm(h).ID)
-	require.Equal(t, job.StateDone, a.State, a.Error)
-	require.Equal(t, 5, a.Progress.Done)
-	require.Equal(t, numbered(0, 5), bodies(y.drain(y.queue, 5)))
-	require.Equal(t, numbered(5, 5), bodies(y.drain(y.dead, 5)))
-}
+	y.does(h, 5)
+	y.holds(y.queue, numbered(0, 5)...)
+	h = y.rehearse(quick(operate.Filter{Error: refused}))
+	y.holds(y.dead, numbered(5, 5)...)
+	y.die(10, 3, refused)
+	require.Equal(t, "done: 3 of 5; the others stay, or were not there any more",
+		y.does(h, 3).Outcome())
+	y.holds(y.queue, numbered(10, 3)...)
 
-func TestFewerThanWereRehearsed(t *testing.T) {
-	t.Parallel()
-	y := newYard(t, topology.Classic)
+	other := y.queue + ".test"
+	rig.DeclareQueue(t, y.url, other, nil)
 	y.die(0, 5, refused)
-	h := y.rehearse(quick(operate.Filter{Error: refused}))
-	y.drain(y.dead, 5)
-	y.die(5, 3, refused)
-	a := y.ended(y.confirm(h).ID)
-	require.Equal(t, "done: 3 of 5; the others stay, or were not there any more", a.Outcome())
-	require.Equal(t, numbered(5, 3), bodies(y.drain(y.queue, 3)))
+	h = y.rehearse(job.Request{Kind: job.Replay, All: true, To: other, Rate: 1000})
+	require.Contains(t, h.Words, "all that are there; they go to queue")
+	y.does(h, 5)
+	y.holds(other, numbered(0, 5)...)
 }
 
 func TestStopAndResume(t *testing.T) {
@@ -176,7 +176,8 @@ func TestLettersThatAreDeadAgainAreNotResumed(t *testing.T) {
 	r := quick(operate.Filter{Error: refused})
 	r.Canary, r.StopAt, r.Watch = 4, 0.5, rig.Patience
 	h := y.rehearse(r)
-	failing, err := y.ch.Consume(y.queue, "failing", true, false, false, false, nil)
+	failing, err := testbroker.Channel(t, y.url).Consume(
+		y.queue, "failing", true, false, false, false, nil)
 	require.NoError(t, err)
 	y.confirm(h)
 	var canary []amqp.Delivery // all of it first: a ramp stops as soon as too many are dead again
@@ -198,17 +199,4 @@ func TestLettersThatAreDeadAgainAreNotResumed(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 16, rest.Count)
 	y.depth(y.dead, 20)
-}
-
-func TestReplayToAnotherQueue(t *testing.T) {
-	t.Parallel()
-	y := newYard(t, topology.Classic)
-	other := y.queue + ".test"
-	rig.DeclareQueue(t, y.url, other, nil)
-	y.die(0, 5, refused)
-	a := y.act(job.Request{Kind: job.Replay, All: true, To: other, Rate: 1000})
-	require.Equal(t, job.StateDone, a.State, a.Error)
-	require.Equal(t, 5, a.Progress.Done)
-	require.Contains(t, a.Words, "all that are there; they go to queue")
-	require.Equal(t, numbered(0, 5), bodies(y.drain(other, 5)))
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 	"time"
@@ -85,7 +84,7 @@ type Request struct {
 
 // Change is an edit of one letter.
 type Change struct {
-	// Letter is the Identity of the letter that the person has seen.
+	// Letter is the lettertext.Identity of the letter that the person has seen.
 	Letter string
 	// Text is its content after the edit, as lettertext writes it.
 	Text string
@@ -136,17 +135,12 @@ func (r *Request) check() error {
 	refuse(!waits && r.Filter.Delay != 0, "only messages that wait are chosen by their delay")
 	refuse(r.To != "" && r.Kind != Replay && r.Kind != Edit && r.Kind != Return,
 		"only a replay, an edit and a return go to another queue")
-	refuse(!(r.Rate >= 0) || math.IsInf(r.Rate, 0), "the rate must be a number from 0 on")
 	refuse(r.Rate > 0 && r.Kind != Replay && r.Kind != Return,
 		"only a replay and a return have a rate")
 	steps := r.Canary != 0 || len(r.Steps) > 0 || r.StopAt != 0 || r.Settle != 0 || r.Watch != 0 ||
 		r.MaxReplays != 0
 	refuse(steps && !r.watched(), "canary, steps, stop-at, settle, watch and the number of replays "+
 		"go with a replay to the queue of the letters")
-	refuse(r.Canary < 0 || r.MaxReplays < 0 || r.Settle < 0 || r.Watch < 0 ||
-		slices.ContainsFunc(r.Steps, func(n int) bool { return n < 1 }),
-		"canary, steps, times and the number of replays cannot be negative")
-	refuse(!(r.StopAt >= 0 && r.StopAt <= 1), "stop-at is a share from 0 to 1")
 	refuse((r.Kind == Edit) != (r.Change != nil), "an edit, and no other action, needs a change")
 	refuse(r.Change != nil && (len(r.Filter.IDs) != 1 || r.Change.Letter == ""),
 		"an edit names one letter by its ID")
@@ -165,10 +159,10 @@ func (r *Request) watched() bool {
 }
 
 // ramp returns the options of a watched replay.
-func (r *Request) ramp(options operate.ReplayOptions) operate.RampOptions {
+func (r *Request) ramp(options operate.MoveOptions) operate.RampOptions {
 	ramp := operate.RampOptions{
-		ReplayOptions: options, Canary: r.Canary, Steps: r.Steps, StopAt: r.StopAt, Settle: r.Settle,
-		Watch: r.Watch, MaxReplays: r.MaxReplays,
+		MoveOptions: options, Canary: r.Canary, Steps: r.Steps, StopAt: r.StopAt, Settle: r.Settle,
+		Watch: r.Watch,
 	}
 	if ramp.Canary == 0 {
 		ramp.Canary = -1

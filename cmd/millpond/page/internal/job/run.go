@@ -2,15 +2,64 @@ package job
 
 import (
 	"context"
-	"fmt"
-	"sync/atomic"
+	"errors"
+	"os"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
-	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
+
+// call moves the messages of an action, or counts them.
+type call func(context.Context, operate.MoveOptions) (operate.Progress, error)
+
+// call returns the call of an action.
+func (a *action) call(o *operate.Operator) call {
+	r := a.Request
+	return func(ctx context.Context, options operate.MoveOptions) (operate.Progress, error) {
+		switch {
+		case r.Kind == ReleaseKey && options.DryRun:
+			return operate.Progress{Total: 1, Seen: 1, Chosen: 1}, nil
+		case r.Kind == ReleaseKey:
+			err := o.ReleaseKey(ctx, a.plan, r.Key, r.Mark)
+			if err != nil {
+				return operate.Progress{}, err
+			}
+			return operate.Progress{Total: 1, Seen: 1, Chosen: 1, Done: 1}, nil
+		case r.Key != "":
+			return o.ReplayKey(ctx, a.plan, r.Key, options)
+		case r.Kind == Discard:
+			return o.Discard(ctx, a.plan, options)
+		case r.Kind == Return:
+			return o.ReturnStranded(ctx, r.Queue, options)
+		case r.Kind == Release:
+			return o.Release(ctx, a.plan, options)
+		case r.Kind == Cancel:
+			return o.Cancel(ctx, a.plan, options)
+		}
+		return o.Replay(ctx, a.plan, options)
+	}
+}
+
+// options are the options of its call. A discard passes over letters of other queues in the same
+// dead-letter queue.
+func (a *action) options(filter operate.Filter) operate.MoveOptions {
+	r := a.Request
+	o := operate.MoveOptions{Filter: filter, To: r.To, Rate: r.Rate, MaxReplays: r.MaxReplays}
+	switch match := filter.Match; r.Kind {
+	case Edit: // of one letter; others may be equal to it
+		o.Limit, o.EditedBy = 1, a.Who
+		o.Filter.Match = func(l operate.Letter) bool {
+			return lettertext.Identity(l.Delivery) == r.Change.Letter
+		}
+	case Discard:
+		o.Filter.Match = func(l operate.Letter) bool {
+			return (l.Queue == "" || l.Queue == r.Queue) && (match == nil || match(l))
+		}
+	}
+	return o
+}
 
 // run moves the messages of an action, no more than were rehearsed.
 func (m *Manager) run(ctx context.Context, a *action) error {
@@ -22,36 +71,37 @@ func (m *Manager) run(ctx context.Context, a *action) error {
 	if err != nil {
 		return err
 	}
-	report := func(p operate.Progress) { m.progress(a, Progress{Progress: p}) }
-	switch r := a.Request; r.Kind {
-	case Replay:
-		options := operate.ReplayOptions{Filter: filter, Rate: r.Rate, Limit: a.Count}
-		if r.watched() {
-			return m.ramp(ctx, o, a, options)
+	options := a.options(filter)
+	options.Limit = a.Count
+	switch c := a.Request.Change; {
+	case a.Request.watched():
+		return m.ramp(ctx, o, a, options)
+	case c != nil:
+		options.Edit = func(_ operate.Letter, msg *amqp.Publishing) error {
+			c.after.Put(msg)
+			return nil
 		}
-		options.To, options.Progress = r.To, report
-		p, err := o.Replay(ctx, a.plan, options)
-		report(p)
-		return err
-	case Edit:
-		return m.edit(ctx, o, a, filter)
-	case ReleaseKey, ReplayKey:
-		return m.onKey(ctx, o, a)
-	case Discard:
-		return m.discard(ctx, o, a, filter)
-	case Return:
-		res, err := o.ReturnStranded(ctx, r.Queue, operate.ReplayOptions{
-			Filter: filter, To: r.To, Rate: r.Rate, Limit: a.Count, Progress: report,
-		})
-		report(res.Progress)
-		return err
+	case a.Request.Kind == Discard:
+		f, err := m.export(a)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = f.Close() }() // synced after each batch
+		options.KeepIn = f
 	}
-	return m.endWait(ctx, o, a)
+	report := func(p operate.Progress) { m.progress(a, Progress{Progress: p}) }
+	options.Progress = report
+	p, err := a.call(o)(ctx, options)
+	report(p)
+	if err == nil && p.Done == 0 && a.Request.Change != nil {
+		err = ErrChanged
+	}
+	return err
 }
 
 // ramp replays letters and watches them.
 func (m *Manager) ramp(
-	ctx context.Context, o *operate.Operator, a *action, options operate.ReplayOptions,
+	ctx context.Context, o *operate.Operator, a *action, options operate.MoveOptions,
 ) error {
 	ramp := a.Request.ramp(options)
 	named := false
@@ -68,82 +118,17 @@ func (m *Manager) ramp(
 	return err
 }
 
-// edit replays one letter with its change.
-func (m *Manager) edit(
-	ctx context.Context, o *operate.Operator, a *action, filter operate.Filter,
-) error {
-	c := a.Request.Change
-	filter.Match = func(l operate.Letter) bool { return Identity(l) == c.Letter }
-	replay := o.Replay
-	if key := a.Request.Key; key != "" {
-		replay = func(
-			ctx context.Context, plan topology.Plan, options operate.ReplayOptions,
-		) (operate.Progress, error) {
-			return o.ReplayKey(ctx, plan, key, options)
-		}
-	}
-	p, err := replay(ctx, a.plan, operate.ReplayOptions{
-		Filter: filter, To: a.Request.To, Limit: 1, EditedBy: a.Who,
-		Edit: func(_ operate.Letter, msg *amqp.Publishing) error {
-			c.after.Put(msg)
-			return nil
-		},
-	})
-	m.progress(a, Progress{Progress: p})
-	if err == nil && p.Done == 0 {
-		err = ErrChanged
-	}
-	return err
-}
-
-// discard writes letters to a file and throws them away.
-func (m *Manager) discard(
-	ctx context.Context, o *operate.Operator, a *action, filter operate.Filter,
-) (err error) {
+// export makes the file for the letters of a discard, and notes it.
+func (m *Manager) export(a *action) (*os.File, error) {
 	f, err := m.store.export(a.ID)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer func() {
-		if closeErr := f.Close(); err == nil {
-			err = closeErr
-		}
-	}()
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	a.Export = f.Name()
-	err = m.store.note(&a.Action)
-	m.mu.Unlock()
-	if err != nil {
-		return err
+	if err := m.store.note(&a.Action); err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
-	p, err := o.Discard(ctx, a.plan, operate.DiscardOptions{
-		Filter: a.own(filter), Limit: a.Count,
-		Progress: func(p operate.Progress) { m.progress(a, Progress{Progress: p}) },
-		Before: func(letters []operate.Letter) error {
-			if err := context.Cause(ctx); err != nil { // stop between two batches
-				return err
-			}
-			if err := lettertext.Append(f, letters); err != nil {
-				return fmt.Errorf("write the letters to %q: %w", f.Name(), err)
-			}
-			return nil
-		},
-	})
-	m.progress(a, Progress{Progress: p})
-	return err
-}
-
-// endWait releases or cancels waiting messages.
-func (m *Manager) endWait(ctx context.Context, o *operate.Operator, a *action) error {
-	var chosen atomic.Int64
-	choose := a.own(a.Request.Filter)
-	own := choose.Match
-	choose.Match = func(l operate.Letter) bool { return own(l) && chosen.Add(1) <= int64(a.Count) }
-	act := o.Release
-	if a.Request.Kind == Cancel {
-		act = o.Cancel
-	}
-	p, err := act(ctx, a.plan, choose)
-	m.progress(a, Progress{Progress: p})
-	return err
+	return f, nil
 }

@@ -133,9 +133,7 @@ func (y *yard) killed(kind job.Kind, after int, source string) {
 			break
 		}
 		kills++
-		before, err := os.ReadFile(filepath.Join(y.folder, "actions.jsonl"))
-		require.NoError(y.t, err)
-		require.NotContains(y.t, string(before), "body ")
+		require.NotContains(y.t, y.journal(), "body ")
 
 		// The page after a restart.
 		y.open()
@@ -166,7 +164,7 @@ func TestServerKilledInAReplay(t *testing.T) {
 	y.die(0, n, refused)
 	y.killed(job.Replay, 400, y.dead)
 	y.depth(y.dead, 0)
-	y.requireAll(n, 5*batch, bodies(y.drainAll(y.queue, n)))
+	y.requireAll(n, 5*batch, rig.Bodies(y.drain(y.queue, n)))
 
 	log, err := os.ReadFile(filepath.Join(y.folder, "audit.jsonl"))
 	require.NoError(t, err)

@@ -1,8 +1,6 @@
 package job
 
 import (
-	"bufio"
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,39 +11,45 @@ import (
 	"time"
 )
 
-// The files in a folder.
+// The files in a folder: the journal, which has a file for each action, the audit log and the lock.
 const (
-	journalName = "actions.jsonl"
+	journalName = "actions"
 	auditName   = "audit.jsonl"
 	lockName    = "lock"
-	// maxJournal is the size from which the journal is written anew.
-	maxJournal = 8 << 20
 )
 
-// store keeps the journal and the audit log: JSON lines, each durable when its function returns. A
-// line of the journal is an Action; the last one of each ID counts. The methods of a nil store keep
-// nothing. The caller has a lock.
+// store keeps the journal and the audit log, each durable when its function returns. The methods of
+// a nil store keep nothing. The caller has a lock.
 type store struct {
-	folder        string
-	lock          *os.File
-	journal, logs *os.File
-	last          map[string][]byte // the last line of each action, in the order of ids
-	ids           []string
-	size          int
+	folder     string
+	lock, logs *os.File
 }
 
-// openStore returns the actions of the journal, oldest first.
-func openStore(folder string) (*store, []Action, error) {
-	if err := os.MkdirAll(folder, 0o700); err != nil {
+// openStore returns the newest actions of the journal, oldest first, and removes the others.
+func openStore(folder string) (s *store, known []Action, err error) {
+	if err := os.MkdirAll(filepath.Join(folder, journalName), 0o700); err != nil {
 		return nil, nil, err
 	}
-	s := &store{folder: folder}
-	lock, err := lockFile(filepath.Join(folder, lockName))
-	if err != nil {
+	s = &store{folder: folder}
+	if s.lock, err = lockFile(filepath.Join(folder, lockName)); err != nil {
 		return nil, nil, err
 	}
-	s.lock = lock
-	known, err := s.read()
+	names, err := filepath.Glob(s.fileOf("*"))
+	for _, name := range names {
+		var a Action
+		data, readErr := os.ReadFile(name)
+		if readErr == nil {
+			readErr = json.Unmarshal(data, &a)
+		}
+		if readErr != nil {
+			err = errors.Join(err, fmt.Errorf("%q is no action: move the file away: %w", name, readErr))
+		}
+		known = append(known, a)
+	}
+	slices.SortFunc(known, func(a, b Action) int { return a.Rehearsed.Compare(b.Rehearsed) })
+	for old := len(known) - maxActions; err == nil && old > 0; old-- {
+		err, known = os.Remove(s.fileOf(known[0].ID)), known[1:]
+	}
 	if err == nil {
 		s.logs, err = openAppend(filepath.Join(folder, auditName))
 	}
@@ -55,6 +59,8 @@ func openStore(folder string) (*store, []Action, error) {
 	}
 	return s, known, nil
 }
+
+func (s *store) fileOf(id string) string { return filepath.Join(s.folder, journalName, id+".json") }
 
 // openAppend opens a file for lines. A line that a kill has cut off gets its end.
 func openAppend(name string) (*os.File, error) {
@@ -75,87 +81,6 @@ func openAppend(name string) (*os.File, error) {
 	return f, nil
 }
 
-// read reads the journal. A kill cuts off at most its last line, which was not durable yet.
-func (s *store) read() ([]Action, error) {
-	f, err := os.Open(filepath.Join(s.folder, journalName))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	var known []Action
-	lines := bufio.NewReader(f)
-	for number := 1; ; number++ {
-		line, err := lines.ReadBytes('\n')
-		if errors.Is(err, io.EOF) {
-			return known, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		var a Action
-		if err := json.Unmarshal(line, &a); err != nil || a.ID == "" {
-			return nil, fmt.Errorf("line %d of %q is not a line of a journal: move the file away: %w",
-				number, journalName, err)
-		}
-		i := slices.IndexFunc(known, func(k Action) bool { return k.ID == a.ID })
-		if i < 0 {
-			i, known = len(known), append(known, a)
-		}
-		known[i] = a
-	}
-}
-
-// compact writes the journal anew, with the newest of these actions.
-func (s *store) compact(known []Action) error {
-	s.ids, s.last = nil, map[string][]byte{}
-	for _, a := range known[max(0, len(known)-maxActions):] {
-		line, err := json.Marshal(a)
-		if err != nil {
-			return err
-		}
-		s.keep(a.ID, append(line, '\n'))
-	}
-	return s.rewrite()
-}
-
-// keep remembers the last line of an action, and forgets the oldest.
-func (s *store) keep(id string, line []byte) {
-	if s.last[id] == nil {
-		s.ids = append(s.ids, id)
-	}
-	s.last[id] = line
-	for len(s.ids) > maxActions {
-		delete(s.last, s.ids[0])
-		s.ids = s.ids[1:]
-	}
-}
-
-// rewrite replaces the journal by the last line of each action.
-func (s *store) rewrite() error {
-	name := filepath.Join(s.folder, journalName)
-	fresh, err := os.OpenFile(name+".new", os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
-	if err != nil {
-		return err
-	}
-	var all bytes.Buffer
-	for _, id := range s.ids {
-		all.Write(s.last[id])
-	}
-	_, err = fresh.Write(all.Bytes())
-	err = errors.Join(err, fresh.Sync(), os.Rename(name+".new", name), syncFolder(s.folder))
-	if err != nil {
-		return errors.Join(err, fresh.Close())
-	}
-	if s.journal != nil {
-		_ = s.journal.Close() // every line of it was synced
-	}
-	s.journal, s.size = fresh, all.Len()
-	return nil
-}
-
 // syncFolder makes the names of new files durable.
 func syncFolder(folder string) error {
 	f, err := os.Open(folder)
@@ -165,9 +90,14 @@ func syncFolder(folder string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// note writes an action to the journal.
+// note writes an action to the journal, with the time.
 func (s *store) note(a *Action) error {
 	a.Noted = time.Now()
+	return s.put(a)
+}
+
+// put writes an action to the journal. A kill leaves what was there before.
+func (s *store) put(a *Action) error {
 	if s == nil {
 		return nil
 	}
@@ -175,12 +105,15 @@ func (s *store) note(a *Action) error {
 	if err != nil {
 		return err
 	}
-	line = append(line, '\n')
-	s.keep(a.ID, line)
-	if s.size += len(line); s.size > maxJournal {
-		return s.rewrite()
+	name := s.fileOf(a.ID)
+	f, err := os.OpenFile(name+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
 	}
-	return write(s.journal, line)
+	if err := errors.Join(write(f, line), f.Close()); err != nil {
+		return err
+	}
+	return errors.Join(os.Rename(name+".new", name), syncFolder(filepath.Dir(name)))
 }
 
 func write(f *os.File, line []byte) error {
@@ -240,7 +173,7 @@ func (s *store) close() error {
 		return nil
 	}
 	var errs []error
-	for _, f := range []*os.File{s.journal, s.logs, s.lock} {
+	for _, f := range []*os.File{s.logs, s.lock} {
 		if f != nil {
 			errs = append(errs, f.Close())
 		}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -40,7 +41,6 @@ type yard struct {
 	strategy    topology.PerQueue
 	plan        topology.Plan
 	operator    *operate.Operator
-	ch          *amqp.Channel
 }
 
 func newYard(t testing.TB, kind topology.QueueType) *yard {
@@ -49,7 +49,6 @@ func newYard(t testing.TB, kind topology.QueueType) *yard {
 		t: t, url: testbroker.URL(t), queue: testbroker.Queue(t), folder: t.TempDir(),
 		strategy: topology.PerQueue{Type: kind},
 	}
-	y.ch = testbroker.Channel(t, y.url)
 	y.operator = rig.OpenOperator(t, y.url, operate.WithoutPolicyCheck())
 	args := amqp.Table{"x-queue-type": cmp.Or(string(kind), "quorum")}
 	if kind != topology.Classic {
@@ -87,7 +86,7 @@ func (y *yard) open() {
 // publish publishes confirmed to a queue.
 func (y *yard) publish(queue string, messages ...amqp.Publishing) {
 	y.t.Helper()
-	shop.Post(y.t, y.url, queue, messages...)
+	rig.Post(y.t, y.url, queue, messages...)
 }
 
 const refused = "connection refused"
@@ -114,30 +113,10 @@ func (y *yard) die(from, n int, text string) {
 	y.publish(y.dead, letters...)
 }
 
-// drain takes all messages out of a queue; n is how many there must be.
+// drain takes all messages out of a queue; n is how many there must be at least.
 func (y *yard) drain(queue string, n int) []amqp.Delivery {
 	y.t.Helper()
-	var taken []amqp.Delivery
-	rig.WaitFor(y.t, fmt.Sprintf("%d messages in %s", n, queue), func() bool {
-		for {
-			d, ok, err := y.ch.Get(queue, true)
-			require.NoError(y.t, err)
-			if !ok {
-				return len(taken) >= n
-			}
-			taken = append(taken, d)
-		}
-	})
-	require.Len(y.t, taken, n)
-	return taken
-}
-
-func bodies(deliveries []amqp.Delivery) []string {
-	var list []string
-	for _, d := range deliveries {
-		list = append(list, string(d.Body))
-	}
-	return list
+	return rig.Drain(y.t, y.url, queue, n)
 }
 
 // numbered are the bodies of letters from number from on.
@@ -187,10 +166,33 @@ func (y *yard) confirm(h job.Rehearsal) job.Action {
 	return a
 }
 
-// act rehearses, confirms and awaits the end.
-func (y *yard) act(r job.Request) job.Action {
+// does confirms a rehearsed action, and awaits that it has moved n messages.
+func (y *yard) does(h job.Rehearsal, n int) job.Action {
 	y.t.Helper()
-	return y.ended(y.confirm(y.rehearse(r)).ID)
+	a := y.ended(y.confirm(h).ID)
+	require.Equal(y.t, job.StateDone, a.State, a.Error)
+	require.Equal(y.t, n, a.Progress.Done)
+	return a
+}
+
+// holds takes all messages out of a queue, and requires that they are these.
+func (y *yard) holds(queue string, want ...string) {
+	y.t.Helper()
+	require.Equal(y.t, want, rig.Bodies(y.drain(queue, len(want))))
+}
+
+// journal is all text of the journal.
+func (y *yard) journal() (text string) {
+	y.t.Helper()
+	names, err := filepath.Glob(filepath.Join(y.folder, "actions", "*.json"))
+	require.NoError(y.t, err)
+	require.NotEmpty(y.t, names)
+	for _, name := range names {
+		data, err := os.ReadFile(name)
+		require.NoError(y.t, err)
+		text += string(data)
+	}
+	return text
 }
 
 // ended awaits the end of an action.
@@ -216,13 +218,4 @@ func quick(f operate.Filter) job.Request {
 	return job.Request{
 		Kind: job.Replay, Filter: f, All: f.IsZero(), Settle: 300 * time.Millisecond, Watch: time.Second,
 	}
-}
-
-// drainAll takes all messages out of a queue that has n or more.
-func (y *yard) drainAll(queue string, n int) []amqp.Delivery {
-	y.t.Helper()
-	rig.WaitFor(y.t, "all messages in "+queue, func() bool {
-		return testbroker.Depth(y.t, y.url, queue) >= n
-	})
-	return y.drain(queue, testbroker.Depth(y.t, y.url, queue))
 }
