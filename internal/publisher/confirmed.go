@@ -51,6 +51,8 @@ type Publisher struct {
 
 	mu      sync.Mutex
 	closed  bool
+	period  context.Context // ends a timeout after since
+	since   time.Time
 	common  lane
 	apart   map[Target]*lane
 	silent  map[Target]*silence
@@ -123,8 +125,25 @@ func (p *Publisher) begun(ctx context.Context) (context.Context, context.CancelF
 	if !p.enter() {
 		return nil, nil, fmt.Errorf("%w: %w", ErrNotSent, ErrClosed)
 	}
+	if ctx.Done() == nil { // as of a hand-over
+		return p.timeout(), func() {}, nil
+	}
 	ctx, cancel := context.WithTimeoutCause(ctx, p.cfg.Timeout, p.tooLate)
 	return ctx, cancel, nil
+}
+
+// timeout returns a context that ends when a call that begins now must end. The calls of the same
+// hundredth of the timeout share it, because a timer and a context for each cost more than the
+// encoding of a message.
+func (p *Publisher) timeout() context.Context {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if now := time.Now(); p.period == nil || now.Sub(p.since) > p.cfg.Timeout/100 {
+		ctx, end := context.WithCancelCause(context.Background())
+		time.AfterFunc(p.cfg.Timeout, func() { end(p.tooLate) })
+		p.period, p.since = ctx, now
+	}
+	return p.period
 }
 
 // enter counts a call, unless the publisher is closed.
