@@ -1,7 +1,7 @@
 // Package wire copies deliveries (copy.go). Publishing turns a delivery into the message that is
 // republished. PropertiesSize measures that message. Text turns typed headers into the strings
 // that a handler sees. ReplaceUnreadable saves a connection from headers that amqp091-go cannot
-// read (readable.go).
+// read (readable.go). frames.go and delivery.go write and read the frames that each message needs.
 package wire
 
 import (
