@@ -145,7 +145,8 @@ func (s *Subscription) start(a Arrival) (handled bool) {
 	}
 	if handled = a.Step.Task() != Follow; handled {
 		if look := s.gate.Start(a.At); look != nil {
-			s.wg.Go(func() { s.look(a.On.conn, look) })
+			conn := a.On.conn // a itself stays on the stack
+			s.wg.Go(func() { s.look(conn, look) })
 		}
 	}
 	s.begun(a)
@@ -247,9 +248,10 @@ func (s *Subscription) arrived(in *intake, a Arrival) {
 			// message that comes was being tried when the process ended.
 			settle = d.isolateOnce
 		}
+		inFlight := a.On.inFlight // a itself stays on the stack
 		go func() {
 			defer s.wg.Done()
-			defer a.On.inFlight.Done()
+			defer inFlight.Done()
 			defer end()
 			settle()
 		}()

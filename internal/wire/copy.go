@@ -183,7 +183,10 @@ func Text(value any) string {
 func TextHeaders(headers amqp.Table) amqp.Table {
 	out := make(amqp.Table, len(headers)+1)
 	for key, value := range headers {
-		out[key] = Text(value)
+		if _, is := value.(string); !is { // a string as it is takes no new memory
+			value = Text(value)
+		}
+		out[key] = value
 	}
 	return out
 }
