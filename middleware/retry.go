@@ -104,6 +104,7 @@ func (r *DelayedRetry) Middleware(h message.HandlerFunc) message.HandlerFunc {
 		}
 		produced, err := a.call(h)
 		if err != nil {
+			deepen(false)
 			return nil, a.settle(err)
 		}
 		if r.watched {
@@ -111,6 +112,21 @@ func (r *DelayedRetry) Middleware(h message.HandlerFunc) message.HandlerFunc {
 		}
 		return produced, nil
 	}
+}
+
+// deepen lets the stack of this goroutine grow at once to the depth of a hand-over. The router
+// starts a goroutine for each message, whose stack would otherwise be doubled and copied several
+// times, and with more frames each time.
+//
+//go:noinline
+func deepen(never bool) (sum byte) {
+	if never { // the frame has room for the array all the same
+		var room [12 << 10]byte
+		for i := range room {
+			sum += room[i]
+		}
+	}
+	return sum
 }
 
 // attempt is one message on its way through one DelayedRetry. It stays on the stack of a

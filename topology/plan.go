@@ -147,7 +147,8 @@ func (p Plan) wayIn(r Retry) (Route, error) {
 	if l := p.Levels; l != nil && l.Levels > 0 && l.Resolution > 0 {
 		return l.route(r.Delay), nil
 	}
-	steps := p.steps()
+	var room stepRoom
+	steps := p.appendSteps(room[:0])
 	if len(steps) == 0 {
 		return Route{}, errors.New("plan has no wait queue")
 	}
@@ -169,12 +170,18 @@ func (p Plan) waits(asked time.Duration) time.Duration {
 	if l := p.Levels; l != nil && l.Levels > 0 && l.Resolution > 0 {
 		return l.waits(asked)
 	}
-	return ladder.Total(p.steps(), asked)
+	var room stepRoom
+	return ladder.Total(p.appendSteps(room[:0]), asked)
 }
 
+// stepRoom is memory on the stack for the usual number of steps.
+type stepRoom [16]time.Duration
+
 // steps are the delays that have a wait queue, ascending, each once.
-func (p Plan) steps() []time.Duration {
-	steps := make([]time.Duration, 0, len(p.WaitSteps))
+func (p Plan) steps() []time.Duration { return p.appendSteps(nil) }
+
+// appendSteps appends the steps to an empty slice.
+func (p Plan) appendSteps(steps []time.Duration) []time.Duration {
 	for _, step := range p.WaitSteps {
 		if step.Delay > 0 {
 			steps = append(steps, step.Delay)

@@ -43,10 +43,10 @@ func (b *bench) betweenSteps(ctx context.Context) ([]result, error) {
 				return steps[at]
 			},
 		} {
-			e, end, err := b.betweenEntry(ctx, name, n, steps, asks)
+			e, end, started := b.betweenEntry(ctx, name, n, steps, asks)
 			defer func() { err = errors.Join(err, end()) }()
-			if err != nil {
-				return nil, err
+			if started != nil {
+				return nil, started
 			}
 			c.entries = append(c.entries, e)
 		}

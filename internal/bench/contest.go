@@ -54,7 +54,7 @@ func (c contest) hold(ctx context.Context, b *bench) ([]result, error) {
 	for round := range c.rounds + warmUp {
 		for i := range c.entries {
 			e := c.entries[(i+round)%len(c.entries)]
-			measured, err := e.turn(ctx)
+			measured, err := b.whole(ctx, e)
 			if err != nil {
 				return nil, fmt.Errorf("%s (%g), %s: %w", c.group, c.x, e.name, err)
 			}
@@ -70,6 +70,33 @@ func (c contest) hold(ctx context.Context, b *bench) ([]result, error) {
 		}
 	}
 	return results, nil
+}
+
+// leastTurn is how long the work that is measured in a turn takes at least.
+const leastTurn = 2 * time.Second
+
+// whole repeats the work of an entry until its turn is long enough, and returns the means. Each time
+// does the same number of messages, so the rate is the harmonic mean.
+func (b *bench) whole(ctx context.Context, e entry) (values, error) {
+	sums, times := values{}, 0.0
+	for b.counted = 0; times == 0 || b.counted > 0 && b.counted < leastTurn; times++ {
+		measured, err := e.turn(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for metric, value := range measured {
+			if metric == rate {
+				value = 1 / value
+			}
+			sums[metric] += value
+		}
+	}
+	for metric, sum := range sums {
+		if sums[metric] = sum / times; metric == rate {
+			sums[metric] = times / sum
+		}
+	}
+	return sums, nil
 }
 
 func record(results []result, r result) []result {

@@ -120,13 +120,13 @@ func (b *bench) failingWith(
 	}
 	c := contest{group: group, x: x, rounds: b.rounds}
 	for _, one := range contenders {
-		l, err := b.newLane(ctx, one.start, work{
+		l, started := b.newLane(ctx, one.start, work{
 			inFlight: inFlight, prefetch: one.prefetch, delay: time.Hour,
 			handle: func([]byte) error { return errFailed },
 		})
 		defer func() { err = errors.Join(err, l.end()) }()
-		if err != nil {
-			return nil, err
+		if started != nil {
+			return nil, started
 		}
 		n := int(float64(n) * one.share)
 		c.entries = append(c.entries, entry{one.name, func(ctx context.Context) (values, error) {
@@ -161,12 +161,12 @@ func (b *bench) healthyWith(ctx context.Context, inFlight int) (results []result
 		{wmRetry, serveRetry, 20 * inFlight, true},
 	} {
 		f := &tenth{fails: one.fails, all: make(chan struct{}, 1)}
-		l, err := b.newLane(ctx, one.start, work{
+		l, started := b.newLane(ctx, one.start, work{
 			inFlight: inFlight, delay: time.Second, handle: f.handle, settled: f.settled,
 		})
 		defer func() { err = errors.Join(err, l.end()) }()
-		if err != nil {
-			return nil, err
+		if started != nil {
+			return nil, started
 		}
 		c.entries = append(c.entries, entry{
 			one.name, func(ctx context.Context) (values, error) { return f.turn(ctx, l, one.n) },
@@ -237,5 +237,7 @@ func (f *tenth) turn(ctx context.Context, l *lane, n int) (values, error) {
 	if err := l.wait(ctx); err != nil {
 		return nil, err
 	}
-	return values{rate: float64(healthy) / (<-took).Seconds()}, nil
+	last := <-took
+	l.bench.counted += last
+	return values{rate: float64(healthy) / last.Seconds()}, nil
 }

@@ -34,6 +34,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 )
 
 func main() {
@@ -61,8 +62,9 @@ type bench struct {
 	broker  *broker
 	rounds  int
 	waiting int
-	most    int      // waiting messages in a scale
-	only    []string // entries; nil: all
+	most    int           // waiting messages in a scale
+	only    []string      // entries; nil: all
+	counted time.Duration // measured in this turn so far
 	say     func(format string, args ...any)
 }
 
@@ -101,8 +103,12 @@ func start(ctx context.Context, args []string, out io.Writer) (err error) {
 	scale := flags.Bool("scale", false, "measure how figures grow, instead of the contests")
 	most := flags.Int("most", 1_000_000, "the most messages that wait in -scale")
 	file := flags.String("out", "", "`file` for all samples, as JSON")
-	entries := flags.String("entries", "",
-		"`names` of the entries that take part, separated by commas; all if empty")
+	var entries []string
+	flags.Func("entries", "the `name` of an entry that takes part; may be repeated; default: all",
+		func(name string) error {
+			entries = append(entries, name)
+			return nil
+		})
 	profile := flags.String("cpuprofile", "",
 		"`file` for a CPU profile of this process, best with one contest and -entries millpond")
 	allocated := flags.String("memprofile", "",
@@ -142,10 +148,8 @@ func start(ctx context.Context, args []string, out io.Writer) (err error) {
 		return err
 	}
 	b := &bench{
-		broker: broker, rounds: *rounds, waiting: 50_000, most: *most, say: func(string, ...any) {},
-	}
-	if *entries != "" {
-		b.only = strings.Split(*entries, ",")
+		broker: broker, rounds: *rounds, waiting: 50_000, most: *most, only: entries,
+		say: func(string, ...any) {},
 	}
 	if *verbose {
 		b.say = func(format string, args ...any) { fmt.Fprintf(out, format, args...) }

@@ -31,6 +31,7 @@ func (b *bench) pipelined(ctx context.Context) ([]result, error) {
 		return b.failingWith(ctx, "pipelined", float64(n), 1, usual, []contender{
 			{millpond, serveMillpond, 1, n},
 			{rawPipelined, serveRawPipelined, 1, n},
+			{bestByHand, serveByHand, 1, n},
 			{raw, serveRaw, 0.1, n},
 		})
 	})
@@ -48,13 +49,13 @@ func (b *bench) consuming(ctx context.Context) ([]result, error) {
 			{wmSubscriber, serveOnly, 1, n},
 			{wmSubscriberAsIs, serveOnly, 0.2, 1},
 		} {
-			l, err := b.newLane(ctx, one.start, work{
+			l, started := b.newLane(ctx, one.start, work{
 				inFlight: 1, prefetch: one.prefetch, delay: time.Hour,
 				handle: func([]byte) error { return nil },
 			})
 			defer func() { err = errors.Join(err, l.end()) }()
-			if err != nil {
-				return nil, err
+			if started != nil {
+				return nil, started
 			}
 			n := int(messages * one.share)
 			c.entries = append(c.entries, entry{one.name, func(ctx context.Context) (values, error) {

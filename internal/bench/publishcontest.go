@@ -26,6 +26,8 @@ const (
 	nanoseconds   = "ns"
 	allocs        = "allocations"
 	microseconds  = "CPU µs" // of client and broker, per message
+	clients       = "client CPU µs"
+	brokers       = "broker CPU µs"
 	p50           = "p50 ms"
 	p99           = "p99 ms"
 	kibPerMessage = "KiB per message"
@@ -175,14 +177,17 @@ func (b *bench) publishWith(ctx context.Context, callers int) ([]result, error) 
 
 // measured returns the rate and the processor time of f, which handles n messages.
 func (b *bench) measured(n int, f func() error) (values, error) {
-	cpu, begun := ownProcessorTime()+b.broker.processorTime(), time.Now()
+	client, broker, begun := ownProcessorTime(), b.broker.processorTime(), time.Now()
 	if err := f(); err != nil {
 		return nil, err
 	}
 	took := time.Since(begun)
-	cpu = ownProcessorTime() + b.broker.processorTime() - cpu
+	client, broker = ownProcessorTime()-client, b.broker.processorTime()-broker
+	b.counted += took
+	each := func(cpu time.Duration) float64 { return float64(cpu.Microseconds()) / float64(n) }
 	return values{
-		rate: float64(n) / took.Seconds(), microseconds: float64(cpu.Microseconds()) / float64(n),
+		rate: float64(n) / took.Seconds(), microseconds: each(client + broker),
+		clients: each(client), brokers: each(broker),
 	}, nil
 }
 

@@ -17,7 +17,7 @@ import (
 type Channel struct {
 	Limits
 	conn       *link.Conn
-	ch         *amqp.Channel
+	ch         *link.Channel
 	tag        string
 	deliveries <-chan amqp.Delivery
 	ctx        context.Context // done when the channel is closed
@@ -50,7 +50,7 @@ func (s *Subscription) Open(
 	conn *link.Conn, limits Limits, use Use, queue string, prefetch int, args amqp.Table,
 ) (*Channel, error) {
 	cfg := &s.cfg.Consume
-	ch, err := conn.Channel()
+	ch, err := conn.Open()
 	if err != nil {
 		return nil, fmt.Errorf("consume queue %q: open channel: %w", queue, err)
 	}
@@ -64,7 +64,7 @@ func (s *Subscription) Open(
 	}
 	var deliveries <-chan amqp.Delivery
 	if err == nil {
-		deliveries, err = ch.Consume(queue, tag, false, cfg.Exclusive, cfg.NoLocal, false, args)
+		deliveries, err = ch.Deliveries(queue, tag, prefetch, cfg.Exclusive, cfg.NoLocal, args)
 	}
 	if err != nil {
 		_ = ch.Close()
@@ -174,4 +174,4 @@ func (c *Channel) HasEnded() bool { return c.ended }
 func (c *Channel) Settle(limit time.Duration) { within(limit, c.inFlight.Wait) }
 
 // AMQP is the channel itself.
-func (c *Channel) AMQP() *amqp.Channel { return c.ch }
+func (c *Channel) AMQP() *amqp.Channel { return c.ch.Channel }

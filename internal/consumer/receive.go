@@ -145,7 +145,8 @@ func (s *Subscription) start(a Arrival) (handled bool) {
 	}
 	if handled = a.Step.Task() != Follow; handled {
 		if look := s.gate.Start(a.At); look != nil {
-			s.wg.Go(func() { s.look(a.On.conn, look) })
+			conn := a.On.conn // a itself stays on the stack
+			s.wg.Go(func() { s.look(conn, look) })
 		}
 	}
 	s.begun(a)
@@ -247,9 +248,10 @@ func (s *Subscription) arrived(in *intake, a Arrival) {
 			// message that comes was being tried when the process ended.
 			settle = d.isolateOnce
 		}
+		inFlight := a.On.inFlight // a itself stays on the stack
 		go func() {
 			defer s.wg.Done()
-			defer a.On.inFlight.Done()
+			defer inFlight.Done()
 			defer end()
 			settle()
 		}()
@@ -479,20 +481,20 @@ func (q *arrivals) pop() Arrival {
 	return a
 }
 
-// maxIdle is how many idle goroutines a subscription keeps for the next deliveries.
-const maxIdle = 16
-
-// workers are goroutines that process one delivery at a time each. They are kept for a
-// while because a new goroutine would have to grow its stack first.
+// workers are goroutines that process one delivery at a time each. As many as most are kept for
+// the next deliveries, because a new goroutine would have to grow its stack first.
 type workers struct {
 	work  func(a Arrival, idle func())
+	most  int32
 	tasks chan Arrival
 	over  chan struct{}
 	idle  atomic.Int32 // workers that receive, or are about to
 }
 
-func newWorkers(work func(a Arrival, idle func())) *workers {
-	return &workers{work: work, tasks: make(chan Arrival), over: make(chan struct{})}
+func newWorkers(most int, work func(a Arrival, idle func())) *workers {
+	return &workers{
+		work: work, most: int32(most), tasks: make(chan Arrival), over: make(chan struct{}),
+	}
 }
 
 // give passes a to a worker. Only one goroutine calls it.
@@ -512,7 +514,7 @@ func (w *workers) run(a Arrival) {
 	for {
 		stay := false
 		w.work(a, func() {
-			if stay = w.idle.Load() < maxIdle; stay {
+			if stay = w.idle.Load() < w.most; stay {
 				w.idle.Add(1)
 			}
 		})

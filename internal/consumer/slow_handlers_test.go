@@ -48,7 +48,7 @@ func TestPrefetchFallsWhenDeliveriesWait(t *testing.T) {
 					Consume: Consume{Concurrency: 1, Prefetch: 16, PrefetchBy: ByLibrary},
 				})
 				begun, longest := 0, time.Duration(0)
-				s.workers = newWorkers(func(a Arrival, _ func()) {
+				s.workers = newWorkers(16, func(a Arrival, _ func()) {
 					longest = max(longest, time.Since(a.At))
 					place, took := &standing{at: inPlace}, c.others
 					if begun++; begun == 1 {

@@ -75,7 +75,7 @@ func New(ctx, stop context.Context, cfg Config) *Subscription {
 	if s.cfg.Keeper == nil {
 		s.cfg.Keeper = copies{}
 	}
-	s.workers = newWorkers(s.take)
+	s.workers = newWorkers(cfg.Consume.Prefetch, s.take)
 	return s
 }
 

@@ -3,9 +3,10 @@
 //
 // A Link (redial.go) holds the present connection, a Conn (conn.go). A write to a Conn never waits
 // for the broker: a goroutine writes the part that does not fit into the system's buffers.
-// Publishes that are made at the same time share a system call. The bytes that are read pass a
-// stream (stream.go), which replaces headers that amqp091-go cannot read. dial.go makes a Conn:
-// socket, TLS, handshake, check of the cluster.
+// Publishes that are made at the same time share a system call. The bytes pass a stream
+// (stream.go), which replaces headers that amqp091-go cannot read. A Channel (channel.go) writes
+// and reads the frames that each message needs past amqp091-go. dial.go makes a Conn: socket, TLS,
+// handshake, check of the cluster.
 package link
 
 import (

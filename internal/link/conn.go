@@ -80,16 +80,18 @@ const (
 // with the connection's lock held. So a goroutine writes the bytes that do not fit into the
 // system's buffers. If it makes no progress for a while, the connection is over.
 //
-// Writers that hold the socket share a system call: their bytes leave with the last of the
-// writers that are ready to run.
+// Writers that hold the socket share a system call: a goroutine, the flusher, writes what they have
+// left together.
 type socket struct {
 	net.Conn
 	timeout time.Duration // for a write to make progress
 	raw     syscall.RawConn
 
 	mu      sync.Mutex
-	holds   int    // writers that bring more
-	leaving bool   // one of them flushes in a moment
+	holds   int           // writers that bring more
+	leaving bool          // the flusher flushes in a moment
+	wake    chan struct{} // of the flusher; nil before the first release and after Close
+	closed  bool
 	pending []byte // not given to the system yet, without the goroutine's bytes
 	taken   int    // bytes that the goroutine has
 	drained chan struct{}
@@ -135,21 +137,33 @@ func (s *socket) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// release lets all bytes leave that were written. It first lets the writers run that are about
-// to write.
+// release lets all bytes leave that were written. The flusher writes them, so that the writer goes
+// on at once.
 func (s *socket) release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.holds--
-	if s.leaving || len(s.pending) == 0 {
+	if s.leaving || s.closed || len(s.pending) == 0 {
 		return
 	}
+	if s.wake == nil {
+		s.wake = make(chan struct{}, 1)
+		go s.flushWhen(s.wake)
+	}
 	s.leaving = true
-	s.mu.Unlock()
-	runtime.Gosched()
-	s.mu.Lock()
-	s.leaving = false
-	s.flush()
+	s.wake <- struct{}{} // never waits: it is empty unless s.leaving
+}
+
+// flushWhen flushes each time that it is woken. It first lets the writers run that are about to
+// write.
+func (s *socket) flushWhen(wake <-chan struct{}) {
+	for range wake {
+		runtime.Gosched()
+		s.mu.Lock()
+		s.leaving = false
+		s.flush()
+		s.mu.Unlock()
+	}
 }
 
 // flush gives the pending bytes to the system, and the bytes that do not fit to a goroutine.
@@ -279,6 +293,10 @@ func (s *socket) Close() error {
 	if s.taken == 0 && s.err == nil && len(s.pending) > 0 {
 		s.try(s.pending)
 		s.pending = nil
+	}
+	if s.closed = true; s.wake != nil {
+		close(s.wake)
+		s.wake = nil
 	}
 	s.mu.Unlock()
 	return s.Conn.Close()

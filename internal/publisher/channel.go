@@ -22,7 +22,7 @@ var errOver = errors.New("channel takes no more publishes")
 // channel is one AMQP channel in confirm mode.
 type channel struct {
 	conn *link.Conn
-	ch   *amqp.Channel
+	ch   *link.Channel
 
 	slots chan struct{} // one for each publish in flight
 	turn  chan struct{} // held while writing
@@ -151,7 +151,7 @@ func (p *Publisher) openChannel(ctx context.Context, slots int) (*channel, error
 
 // newChannel opens a channel with places for slots publishes in flight.
 func newChannel(conn *link.Conn, slots int) (*channel, error) {
-	ch, err := conn.Channel()
+	ch, err := conn.Open()
 	if err != nil {
 		return nil, fmt.Errorf("open channel: %w", err)
 	}

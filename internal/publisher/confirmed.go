@@ -51,6 +51,8 @@ type Publisher struct {
 
 	mu      sync.Mutex
 	closed  bool
+	period  context.Context // ends a timeout after since
+	since   time.Time
 	common  lane
 	apart   map[Target]*lane
 	silent  map[Target]*silence
@@ -123,8 +125,25 @@ func (p *Publisher) begun(ctx context.Context) (context.Context, context.CancelF
 	if !p.enter() {
 		return nil, nil, fmt.Errorf("%w: %w", ErrNotSent, ErrClosed)
 	}
+	if ctx.Done() == nil { // as of a hand-over
+		return p.timeout(), func() {}, nil
+	}
 	ctx, cancel := context.WithTimeoutCause(ctx, p.cfg.Timeout, p.tooLate)
 	return ctx, cancel, nil
+}
+
+// timeout returns a context that ends when a call that begins now must end. The calls of the same
+// hundredth of the timeout share it, because a timer and a context for each cost more than the
+// encoding of a message.
+func (p *Publisher) timeout() context.Context {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if now := time.Now(); p.period == nil || now.Sub(p.since) > p.cfg.Timeout/100 {
+		ctx, end := context.WithCancelCause(context.Background())
+		time.AfterFunc(p.cfg.Timeout, func() { end(p.tooLate) })
+		p.period, p.since = ctx, now
+	}
+	return p.period
 }
 
 // enter counts a call, unless the publisher is closed.
@@ -150,7 +169,7 @@ type Target struct {
 type sent struct {
 	publisher *Publisher
 	channel   *channel
-	confirm   *amqp.DeferredConfirmation
+	confirm   *link.Confirm
 	nonce     string
 	to        Target
 }
@@ -188,7 +207,7 @@ func (p *Publisher) start(
 // broker has read the message.
 func (p *Publisher) send(
 	ctx context.Context, c *channel, to Target, msg *amqp.Publishing,
-) (*amqp.DeferredConfirmation, error) {
+) (*link.Confirm, error) {
 	if err := checkFrame(c.conn.Config.FrameSize, msg); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNotSent, err)
 	}
@@ -211,9 +230,9 @@ func (p *Publisher) send(
 		return nil, err
 	}
 
-	var confirm *amqp.DeferredConfirmation
+	var confirm *link.Confirm
 	c.conn.Together(func() {
-		confirm, err = c.ch.PublishWithDeferredConfirm(to.Exchange, to.RoutingKey, !to.Kept, false, *msg)
+		confirm, err = c.ch.Send(to.Exchange, to.RoutingKey, !to.Kept, msg)
 		<-c.turn
 	})
 	if err != nil {
@@ -278,7 +297,8 @@ func (p *Publisher) outcome(ctx context.Context, s *sent, pending *Pending) erro
 // answer reads the broker's answer to a publish after its confirm has come. worked reports
 // whether the target has worked: the broker has answered with an ack.
 func (p *Publisher) answer(s *sent) (worked bool, err error) {
-	worked = s.confirm.Acked()
+	answer := s.confirm.Answer()
+	worked = answer == link.Acked
 	returned, wasReturned := s.channel.takeReturn(s.nonce, p.cfg.NonceHeader)
 	switch {
 	case wasReturned:
@@ -288,8 +308,7 @@ func (p *Publisher) answer(s *sent) (worked bool, err error) {
 		}
 	case worked:
 		return true, nil
-	case s.channel.ch.IsClosed():
-		// An unresolved confirm reads like a nack when its channel closes (F13).
+	case answer == link.Lost:
 		if s.channel.refusal() != nil {
 			p.separate(s.to, true)
 		}

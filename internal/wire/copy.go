@@ -1,7 +1,7 @@
 // Package wire copies deliveries (copy.go). Publishing turns a delivery into the message that is
 // republished. PropertiesSize measures that message. Text turns typed headers into the strings
 // that a handler sees. ReplaceUnreadable saves a connection from headers that amqp091-go cannot
-// read (readable.go).
+// read (readable.go). frames.go and delivery.go write and read the frames that each message needs.
 package wire
 
 import (
@@ -183,7 +183,10 @@ func Text(value any) string {
 func TextHeaders(headers amqp.Table) amqp.Table {
 	out := make(amqp.Table, len(headers)+1)
 	for key, value := range headers {
-		out[key] = Text(value)
+		if _, is := value.(string); !is { // a string as it is takes no new memory
+			value = Text(value)
+		}
+		out[key] = value
 	}
 	return out
 }

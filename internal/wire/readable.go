@@ -7,11 +7,6 @@ const (
 	// that amqp091-go can read them. Brokers take more (F26).
 	maxDepth    = 32
 	maxElements = 8192
-
-	// The first property flags, in the order in which properties are sent.
-	flagContentType     = 1 << 15
-	flagContentEncoding = 1 << 14
-	flagHeaders         = 1 << 13
 )
 
 // ReplaceUnreadable looks at the payload of a content header frame. It returns false if
