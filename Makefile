@@ -3,15 +3,16 @@
 #     PKG       packages of test, unit and bench-go (default: those of all modules)
 #     TESTARGS  more arguments for go test: TESTARGS='-run Outbox -v'
 #     PARALLEL  how many tests of a package run at once (default 20: they mostly wait)
-#     BROKER    the RabbitMQ of test, demo, bench, chaos and order: 4.0, 4.3, or nothing for the installed one
-#     LENGTH    how long make order runs: 10m (default: 1h); SEED is the first seed (default: 1)
-#     ARGS      arguments of demo, bench, chaos, order, model and soak
+#     BROKER    the RabbitMQ of test, demo, bench and lab: 4.0, 4.3, or nothing for the installed one
+#     SCENARIO  of lab: chaos (the default), keys, outage, overload, soak
+#     LENGTH    of lab: 10m (default: the scenario's own); SEED decides all that breaks (default: 1)
+#     ARGS      arguments of demo, bench, lab and model
 
 GO       ?= go
 BROKER   ?= $(MILLPOND_BROKER)
 PARALLEL ?= 20
 FUZZTIME ?= 1m
-LENGTH   ?= 1h
+SCENARIO ?= chaos
 SEED     ?= 1
 GOLANGCI    ?= github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK ?= golang.org/x/vuln/cmd/govulncheck@v1.8.0
@@ -22,7 +23,7 @@ POSTGRES := ./examples/outbox
 PAGETEST := ./cmd/millpond/internal/pagetest
 # The packages that take longest begin first.
 LONGEST  := ./internal/testing/e2e ./topology/operate ./cmd/millpond \
-	./internal/testing/month ./topology/operate/doctor
+	./internal/lab ./topology/operate/doctor
 PKG      ?= $(LONGEST) $(patsubst %,%/...,$(filter-out $(POSTGRES) $(PAGETEST),$(MODULES)))
 
 INSTALL  := BROKER='$(BROKER)' sh internal/testing/testbroker/install.sh
@@ -110,47 +111,22 @@ bench: ## measure the library beside what a user would pick instead, in one run;
 bench-scale: ## measure how figures grow; takes a quarter of an hour, and some GiB of memory
 	@$(MAKE) --no-print-directory bench ARGS="-scale -rounds 3 -out bin/scale.json $(ARGS)"
 
-# Built, not `go run`: it starts itself again as the services of the fleet.
-bench-outage: ## measure a fleet of 16 services while its downstream is out; takes ten minutes
-	@$(INSTALL) broker
-	@$(GO) build -o bin/bench ./internal/bench
-	@MILLPOND_BROKER='$(BROKER)' ./bin/bench outage -out bin/outage.json $(ARGS)
-
-bench-overload: ## simulate the retries of an overloaded service, with and without backoff.Adaptive; takes a second
-	@mkdir -p bin && $(GO) run ./internal/bench overload -out bin/overload.json $(ARGS)
-
-bench-docs: ## draw the pictures of docs/performance.md and fill its tables from bench, bench-scale, bench-outage and bench-overload
+bench-docs: ## draw the pictures of docs/performance.md and fill its tables from what bench and lab have left in bin
 	@$(GO) run ./internal/bench/plot -docs docs $(wildcard bin/contests.json bin/scale.json bin/outage.json bin/overload.json)
 
 bench-go: ## run the benchmarks of go test on a real RabbitMQ; installs what is missing
 	@$(INSTALL) broker
 	@$(WITHBROKER) $(GO) test -run '^$$' -bench . -benchmem $(TESTARGS) $(PKG)
 
-# Built, not `go run`: signals reach the program, and it starts itself again as its consumers.
-chaos: ## let everything break by a seed on a cluster of three, and check that nothing is lost
+# Built, not `go run`: signals reach the program, and it starts itself again as its instances.
+lab: ## run the service of a SCENARIO for LENGTH while everything around it breaks, and judge; ARGS=-help says more
 	@$(INSTALL) broker
-	@$(GO) build -o bin/storm ./internal/testing/chaos/storm
-	@MILLPOND_BROKER='$(BROKER)' ./bin/storm $(ARGS)
-
-chaos-bugs: ## the same with three planted mistakes, which the checker must find; on 4.0, where all three lose messages
-	@BROKER=4.0 sh internal/testing/testbroker/install.sh broker
-	@$(GO) build -o bin/storm ./internal/testing/chaos/storm
-	@sh internal/testing/chaos/bugs.sh ./bin/storm $(ARGS)
-
-order: ## let everything break around messages of a thousand keys for LENGTH, and look for one out of order; ARGS=-speed, -waits, -catchup measure
-	@$(INSTALL) broker
-	@$(GO) build -o bin/inorder ./internal/testing/inorder
-	@MILLPOND_BROKER='$(BROKER)' ./bin/inorder -length '$(LENGTH)' -seed '$(SEED)' $(ARGS)
+	@$(GO) build -o bin/lab ./internal/lab
+	@MILLPOND_BROKER='$(BROKER)' ./bin/lab -scenario '$(SCENARIO)' $(if $(LENGTH),-length '$(LENGTH)') -seed '$(SEED)' $(ARGS)
 
 model: ## search all states of a model of the hand-over, and find planted defects; installs what is missing
 	@$(INSTALL) compiler spin
 	@$(GO) run ./internal/model $(ARGS)
-
-soak: ## load a service for ten minutes, or as ARGS says, and check that nothing grows; then a month in minutes
-	@$(INSTALL) broker
-	@$(GO) build -o bin/soak ./internal/testing/soak
-	@MILLPOND_BROKER='$(BROKER)' ./bin/soak $(ARGS)
-	@$(if $(ARGS),,MILLPOND_BROKER='$(BROKER)' ./bin/soak -month)
 
 clean: ## remove what builds and tests leave in this folder
 	rm -rf bin

@@ -42,8 +42,8 @@ func (c *composed) around(t *testing.T, h message.HandlerFunc) message.HandlerFu
 	t.Helper()
 	c.broker, c.logs = newBroker(), watermill.NewCaptureLogger()
 	policy := backoff.Constant{Interval: time.Second, Retries: c.retries}
-	all := append(c.options, withLogger(c.logs))
-	retry, err := middleware.NewDelayedRetry(c.broker, policy, all...)
+	c.options = append(c.options, withLogger(c.logs))
+	retry, err := middleware.NewDelayedRetry(c.broker, policy, c.options...)
 	require.NoError(t, err)
 	for _, m := range slices.Backward(slices.Concat(c.outer, chained{retry.Middleware}, c.inner)) {
 		h = m(h)

@@ -8,17 +8,6 @@
 // waiting messages, handlers, payloads, headers, delays and messages in flight. -out writes all
 // samples to a file, from which the command plot draws pictures and writes tables. MILLPOND_BROKER
 // chooses the RabbitMQ. Nothing is asserted: the exit code is 1 only if the run could not be done.
-//
-//	go run . outage [-processes 16] [-rate 200] [-outage 1m] [-out outage.json]
-//
-// measures instead how a fleet of processes bears an outage of its downstream service: with the
-// outage brake, with the budget of each process alone, and without a budget. It starts itself
-// again as the processes.
-//
-//	go run . overload [-out overload.json]
-//
-// simulates how retries load a service that is overloaded, with and without backoff.Adaptive. It
-// needs no broker.
 package main
 
 import (
@@ -38,19 +27,9 @@ import (
 )
 
 func main() {
-	maybeServeOutage()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	run, args := start, os.Args[1:]
-	if len(args) > 0 {
-		switch args[0] {
-		case "outage":
-			run, args = startOutage, args[1:]
-		case "overload":
-			run, args = startOverload, args[1:]
-		}
-	}
-	if err := run(ctx, args, os.Stdout); err != nil && !errors.Is(err, flag.ErrHelp) {
+	if err := start(ctx, os.Args[1:], os.Stdout); err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		stop()
 		os.Exit(1)

@@ -99,8 +99,8 @@ func (s *stream) next() error {
 		}
 		s.begun = true
 		size := int(binary.BigEndian.Uint32(head[3:]))
-		if size > maxFrame {
-			s.pass = size + 1
+		if size < 0 || size > maxFrame { // negative where int has 32 bits
+			s.pass = max(size, 0) + 1
 			s.ready = head
 			return nil
 		}

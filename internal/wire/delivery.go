@@ -90,7 +90,7 @@ type cursor struct {
 }
 
 func (c *cursor) take(n int) string {
-	if n > len(c.rest) {
+	if n < 0 || n > len(c.rest) { // a length may be negative where int has 32 bits
 		c.rest, c.bad = "", true
 		return ""
 	}

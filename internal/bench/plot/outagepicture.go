@@ -12,7 +12,7 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 )
 
-// The groups and metrics of `bench outage` that the picture shows.
+// The groups and metrics of the outage of the lab that the picture shows.
 const (
 	outageCurves  = "outage-curves"
 	outageFigures = "outage"

@@ -11,7 +11,7 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 )
 
-// overloadPanels are the metrics of `bench overload`, from above.
+// overloadPanels are the metrics of the overload of the lab, from above.
 var overloadPanels = []string{
 	"seconds after a first failure", "calls per second", "messages that wait",
 }

@@ -51,3 +51,28 @@ func TestTheFleetStopsAndStartsTogether(t *testing.T) {
 	}
 	require.Zero(t, testbroker.Depth(t, f.url, f.queue+".dlq"))
 }
+
+// Given a stopped fleet, when all instances restart, then the new ones do not call the downstream
+// beyond their probes.
+func TestAFleetThatRestartsStaysStopped(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, plan{})
+	f.add()
+	f.setOut(true)
+	f.send(30)
+	f.awaitStopped(true)
+	f.instances[0].stop()
+	f.instances = nil
+
+	restarted := time.Now()
+	for range 3 {
+		f.add()
+	}
+	f.awaitStopped(true)
+	rig.WaitFor(t, "an instance to probe", func() bool { return len(f.since(restarted)) >= 5 })
+	require.LessOrEqual(t, float64(len(f.since(restarted))), 5*time.Since(restarted).Seconds()+5)
+
+	f.setOut(false)
+	f.awaitStopped(false)
+	f.awaitHandled()
+}

@@ -2,16 +2,10 @@ package brakes_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"io"
-	"net/http"
-	"net/http/httptest"
-	"os"
-	"os/exec"
-	"strings"
+	"slices"
 	"sync"
-	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -30,53 +24,27 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if os.Getenv(processQueue) != "" {
-		serveProcess()
-		return
-	}
 	testbroker.Main(m, func() error { return goleak.Find() })
-}
-
-// call is one call of the downstream.
-type call struct {
-	at       time.Time
-	instance string
-	body     string
-	ok       bool
-	prober   string // the watched instance that probed at that time; "" for none
 }
 
 // downstream is the service that all instances call. It is out while it is told to be.
 type downstream struct {
-	address string
-
 	mu    sync.Mutex
 	out   bool
-	calls []call
-	done  map[string]int // calls that succeeded, by body
-	watch []*instance
+	calls []time.Time
+	done  map[string]bool // messages whose call succeeded
 }
 
-func newDownstream(t *testing.T) *downstream {
-	d := &downstream{done: map[string]int{}}
-	server := httptest.NewServer(d)
-	t.Cleanup(server.Close)
-	d.address = server.URL
-	return d
-}
-
-func (d *downstream) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	body, _ := io.ReadAll(r.Body)
+// call calls the downstream with a message.
+func (d *downstream) call(msg *message.Message) error {
 	d.mu.Lock()
-	c := call{time.Now(), r.Header.Get("Instance"), string(body), !d.out, d.probing()}
-	d.calls = append(d.calls, c)
-	if c.ok {
-		d.done[c.body]++
+	defer d.mu.Unlock()
+	d.calls = append(d.calls, time.Now())
+	if d.out {
+		return errors.New("the downstream answers 503")
 	}
-	d.mu.Unlock()
-	if !c.ok {
-		w.WriteHeader(http.StatusServiceUnavailable)
-	}
+	d.done[string(msg.Payload)] = true
+	return nil
 }
 
 func (d *downstream) setOut(out bool) {
@@ -93,36 +61,13 @@ func (d *downstream) handled() int {
 }
 
 // since returns the calls since a time.
-func (d *downstream) since(then time.Time) (calls []call) {
+func (d *downstream) since(then time.Time) []time.Time {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, c := range d.calls {
-		if c.at.After(then) {
-			calls = append(calls, c)
-		}
-	}
-	return calls
+	return slices.DeleteFunc(slices.Clone(d.calls), func(at time.Time) bool { return !at.After(then) })
 }
 
-// probing returns the watched instance that is the prober and says so; "" for none.
-func (d *downstream) probing() string {
-	for _, in := range d.watch {
-		if in.sees(in.name) {
-			return in.name
-		}
-	}
-	return ""
-}
-
-// watching takes the instances to watch, and returns the one of them that probes.
-func (d *downstream) watching(in ...*instance) string {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.watch = in
-	return d.probing()
-}
-
-// instance is one process of the fleet, or a part of the test's process.
+// instance is a part of the test's process that stands for a process of the fleet.
 type instance struct {
 	t      *testing.T
 	name   string
@@ -130,11 +75,6 @@ type instance struct {
 	logs   *rig.Logs
 	events *events
 	stop   func()
-}
-
-// sees reports whether an instance knows the one with a name as the prober.
-func (in *instance) sees(name string) bool {
-	return strings.HasPrefix(in.budget.State().Prober, name+"@")
 }
 
 // plan says how the instances of a test work.
@@ -148,103 +88,10 @@ type plan struct {
 	brake       func(*outage.Brake)
 	strategy    topology.Strategy
 	arguments   amqp.Table // of the queue; default: a quorum queue
-	heartbeat   time.Duration
 	options     []topology.Option
 	retry       []middleware.Option
 	only        []middleware.Selector        // of the budget
 	handle      func(*message.Message) error // default: calls the downstream
-}
-
-// start starts an instance that calls the downstream with each message.
-func (p plan) start(name, downstream string) (*instance, error) {
-	brake := outage.Brake{
-		Name: p.name, Ramp: 500 * time.Millisecond,
-		Probe: backoff.Exponential{
-			Initial: 100 * time.Millisecond, Factor: 2, Max: 400 * time.Millisecond,
-		},
-	}
-	if p.brake != nil {
-		p.brake(&brake)
-	}
-	cfg := budget.Config{Share: 0.5, Minimum: 4, Delay: time.Second, Brake: brake}
-	if p.budget != nil {
-		p.budget(&cfg)
-	}
-	budget, err := budget.New(cfg)
-	if err != nil {
-		return nil, err
-	}
-	in := &instance{name: name, budget: budget, logs: &rig.Logs{}, events: &events{}}
-	queue := rig.QueueConfig(p.url)
-	queue.Queue.Arguments = p.arguments
-	rig.QuickReconnect(&queue)
-	if p.heartbeat > 0 {
-		queue.Connection.AmqpConfig = &amqp.Config{Heartbeat: p.heartbeat}
-	}
-	if p.strategy == nil {
-		p.strategy = topology.PerQueue{}
-	}
-	options := append([]topology.Option{
-		topology.WithLogger(in.logs), topology.WithName(name), topology.WithObserver(in.events),
-	}, p.options...)
-	client, err := topology.Open(context.Background(), queue.Connection, p.strategy, options...)
-	if err != nil {
-		return nil, err
-	}
-	delays := backoff.List{time.Second, time.Second, time.Second}
-	retry, err := middleware.NewDelayedRetry(client, delays,
-		append([]middleware.Option{middleware.WithBudget(budget, p.only...)}, p.retry...)...)
-	if err != nil {
-		return nil, err
-	}
-	sub, err := client.NewSubscriber(queue, topology.For(retry),
-		topology.WithConcurrency(max(1, p.concurrency)), topology.WithDrainTimeout(5*time.Second))
-	if err != nil {
-		return nil, err
-	}
-	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 8 * time.Second}, in.logs)
-	if err != nil {
-		return nil, err
-	}
-	router.AddMiddleware(retry.Middleware)
-	router.AddConsumerHandler("handler", p.queue, sub, func(msg *message.Message) error {
-		if p.handle != nil {
-			return p.handle(msg)
-		}
-		return post(msg, downstream, name)
-	})
-	ended := make(chan error, 1)
-	go func() { ended <- router.Run(context.Background()) }()
-	<-router.Running()
-	in.stop = sync.OnceFunc(func() {
-		_ = router.Close()
-		_ = client.Close()
-		<-ended
-	})
-	return in, nil
-}
-
-var transport = &http.Transport{DisableKeepAlives: true}
-
-// post calls the downstream with a message.
-func post(msg *message.Message, url, name string) error {
-	ctx, cancel := context.WithTimeout(msg.Context(), 20*time.Second)
-	defer cancel()
-	body := strings.NewReader(string(msg.Payload))
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, body)
-	if err != nil {
-		return err
-	}
-	r.Header.Set("Instance", name)
-	answer, err := (&http.Client{Transport: transport}).Do(r)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = answer.Body.Close() }()
-	if answer.StatusCode != http.StatusOK {
-		return fmt.Errorf("the downstream answers %s", answer.Status)
-	}
-	return nil
 }
 
 // events are the stops and starts that an observer was told.
@@ -284,12 +131,6 @@ func (in *instance) await(text string) {
 	})
 }
 
-// counter counts from many goroutines.
-type counter struct{ n atomic.Int64 }
-
-func (c *counter) add()       { c.n.Add(1) }
-func (c *counter) count() int { return int(c.n.Load()) }
-
 // fleet is a downstream and the instances that call it.
 type fleet struct {
 	t *testing.T
@@ -316,7 +157,7 @@ func newFleet(t *testing.T, p plan) *fleet {
 	if p.admin == "" {
 		p.admin = p.url
 	}
-	f := &fleet{t: t, downstream: newDownstream(t), plan: p}
+	f := &fleet{t: t, downstream: &downstream{done: map[string]bool{}}, plan: p}
 	rig.RemovePlan(t, p.admin, topology.PerQueue{}, p.queue, []time.Duration{time.Second})
 	f.removeBrake(p.name)
 	return f
@@ -332,16 +173,64 @@ func (f *fleet) removeBrake(name string) {
 	})
 }
 
-// add starts an instance in the test's process.
+// add starts an instance, and returns when it consumes.
 func (f *fleet) add(change ...func(*plan)) *instance {
 	f.t.Helper()
 	p := f.plan
+	p.strategy, p.handle = topology.PerQueue{}, f.call
+	if f.plan.strategy != nil {
+		p.strategy = f.plan.strategy
+	}
+	if f.plan.handle != nil {
+		p.handle = f.plan.handle
+	}
 	for _, c := range change {
 		c(&p)
 	}
-	in, err := p.start(fmt.Sprintf("instance-%d", len(f.instances)), f.address)
+	brake := outage.Brake{
+		Name: p.name, Ramp: 500 * time.Millisecond,
+		Probe: backoff.Exponential{
+			Initial: 100 * time.Millisecond, Factor: 2, Max: 400 * time.Millisecond,
+		},
+	}
+	if p.brake != nil {
+		p.brake(&brake)
+	}
+	cfg := budget.Config{Share: 0.5, Minimum: 4, Delay: time.Second, Brake: brake}
+	if p.budget != nil {
+		p.budget(&cfg)
+	}
+	budget, err := budget.New(cfg)
 	require.NoError(f.t, err)
-	in.t = f.t
+	in := &instance{
+		t: f.t, name: fmt.Sprintf("instance-%d", len(f.instances)), budget: budget, logs: &rig.Logs{},
+		events: &events{},
+	}
+	queue := rig.QueueConfig(p.url)
+	queue.Queue.Arguments = p.arguments
+	rig.QuickReconnect(&queue)
+	client, err := topology.Open(context.Background(), queue.Connection, p.strategy,
+		append([]topology.Option{
+			topology.WithLogger(in.logs), topology.WithName(in.name), topology.WithObserver(in.events),
+		}, p.options...)...)
+	require.NoError(f.t, err)
+	retry, err := middleware.NewDelayedRetry(client,
+		backoff.List{time.Second, time.Second, time.Second},
+		append([]middleware.Option{middleware.WithBudget(budget, p.only...)}, p.retry...)...)
+	require.NoError(f.t, err)
+	sub, err := client.NewSubscriber(queue, topology.For(retry),
+		topology.WithConcurrency(max(1, p.concurrency)), topology.WithDrainTimeout(5*time.Second))
+	require.NoError(f.t, err)
+	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 8 * time.Second}, in.logs)
+	require.NoError(f.t, err)
+	router.AddMiddleware(retry.Middleware)
+	router.AddConsumerHandler("handler", p.queue, sub, p.handle)
+	ended := rig.Run(f.t, router)
+	in.stop = sync.OnceFunc(func() {
+		_ = router.Close()
+		_ = client.Close()
+		<-ended
+	})
 	f.t.Cleanup(func() {
 		in.stop()
 		if f.t.Failed() {
@@ -383,67 +272,4 @@ func (f *fleet) awaitHandled() {
 	rig.WaitFor(f.t, fmt.Sprintf("%d messages to be handled", f.sent), func() bool {
 		return f.handled() == f.sent
 	})
-}
-
-// quickHeartbeat lets the broker notice within seconds that a process is frozen or cut off.
-const quickHeartbeat = 3 * time.Second
-
-const (
-	processQueue  = "MILLPOND_TEST_BRAKE_QUEUE"
-	processURL    = "MILLPOND_TEST_BRAKE_URL"
-	processTarget = "MILLPOND_TEST_BRAKE_DOWNSTREAM"
-	processName   = "MILLPOND_TEST_BRAKE_INSTANCE"
-	processType   = "MILLPOND_TEST_BRAKE_QUEUE_TYPE"
-)
-
-// serveProcess is an instance that is this whole process, until the process ends.
-func serveProcess() {
-	p := plan{
-		url: os.Getenv(processURL), queue: os.Getenv(processQueue), name: os.Getenv(processQueue),
-		arguments: amqp.Table{"x-queue-type": os.Getenv(processType)}, heartbeat: quickHeartbeat,
-	}
-	in, err := p.start(os.Getenv(processName), os.Getenv(processTarget))
-	if err != nil {
-		fmt.Println("error:", err)
-		os.Exit(1)
-	}
-	fmt.Println("ready")
-	_, _ = io.Copy(io.Discard, os.Stdin) // until the parent ends
-	in.stop()
-}
-
-// process is an instance in another process.
-type process struct {
-	name string
-	cmd  *exec.Cmd
-}
-
-func (p *process) signal(s syscall.Signal) error { return p.cmd.Process.Signal(s) }
-
-// addProcess starts an instance in another process, and waits until it consumes.
-func (f *fleet) addProcess(name, url string) *process {
-	f.t.Helper()
-	p := &process{name: name, cmd: exec.Command(os.Args[0])}
-	p.cmd.Env = append(os.Environ(), processQueue+"="+f.queue, processURL+"="+url,
-		processTarget+"="+f.address, processName+"="+name,
-		fmt.Sprint(processType, "=", f.arguments["x-queue-type"]))
-	stdin, err := p.cmd.StdinPipe()
-	require.NoError(f.t, err)
-	stdout, err := p.cmd.StdoutPipe()
-	require.NoError(f.t, err)
-	p.cmd.Stderr = os.Stderr
-	require.NoError(f.t, p.cmd.Start())
-	f.t.Cleanup(func() {
-		_ = p.cmd.Process.Signal(syscall.SIGCONT)
-		_ = stdin.Close()
-		late := time.AfterFunc(30*time.Second, func() { _ = p.cmd.Process.Kill() })
-		defer late.Stop()
-		_ = p.cmd.Wait()
-	})
-	line := make([]byte, 64)
-	n, err := stdout.Read(line)
-	require.NoError(f.t, err)
-	require.Equal(f.t, "ready\n", string(line[:n]))
-	go func() { _, _ = io.Copy(io.Discard, stdout) }()
-	return p
 }

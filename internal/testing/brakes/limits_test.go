@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -47,7 +48,7 @@ func TestTwoHundredSubscribersStop(t *testing.T) {
 			middleware.WithBudget(budgets[i]))
 		require.NoError(t, err)
 		h := retry.Middleware(func(msg *message.Message) ([]*message.Message, error) {
-			return nil, post(msg, f.address, fmt.Sprint(i))
+			return nil, f.call(msg)
 		})
 		for range each {
 			sub, err := client.NewSubscriber(queue, topology.For(retry))
@@ -326,8 +327,8 @@ func TestStopsSpendNoDeliveryLimit(t *testing.T) {
 	})
 	in := f.add()
 	operator := rig.OpenOperator(t, f.url)
-	handled := &counter{}
-	in.events.handled = handled.add
+	var handled atomic.Int64
+	in.events.handled = func() { handled.Add(1) }
 	f.send(60)
 	for range 5 {
 		_, err := operator.StopBrake(t.Context(), f.name, "anna", "a test", time.Hour)
@@ -335,11 +336,11 @@ func TestStopsSpendNoDeliveryLimit(t *testing.T) {
 		f.awaitStopped(true)
 		require.NoError(t, operator.StartBrake(t.Context(), f.name, "anna"))
 		f.awaitStopped(false)
-		before := handled.count()
+		before := handled.Load()
 		f.send(6) // the others may have been handled meanwhile
-		rig.WaitFor(t, "messages to be handled", func() bool { return handled.count() > before })
+		rig.WaitFor(t, "messages to be handled", func() bool { return handled.Load() > before })
 	}
-	rig.WaitFor(t, "all messages to be handled", func() bool { return handled.count() >= f.sent })
+	rig.WaitFor(t, "all messages to be handled", func() bool { return int(handled.Load()) >= f.sent })
 	in.stop()
 	require.Zero(t, testbroker.Depth(t, f.url, f.queue+".dlq"), "dead letters")
 }
@@ -403,7 +404,7 @@ func TestAStopByHandEndsByItself(t *testing.T) {
 	until := f.instances[0].budget.State().Until
 	f.send(10)
 	rig.WaitFor(t, "a call", func() bool { return len(f.since(time.Time{})) > 0 })
-	require.WithinRange(t, f.since(time.Time{})[0].at, until, until.Add(rig.Ceiling))
+	require.WithinRange(t, f.since(time.Time{})[0], until, until.Add(rig.Ceiling))
 	f.awaitStopped(false)
 	f.awaitHandled()
 	require.Equal(t, 1, f.instances[1].logs.Said("Consuming is stopped by hand"))

@@ -34,7 +34,8 @@ func TestEveryLogLineIsDocumented(t *testing.T) {
 }
 
 // notLogging are the folders with code that is no part of the library.
-var notLogging = regexp.MustCompile(`^(cmd|examples|internal/(bench|testing|tools))/|_test\.go$`)
+var notLogging = regexp.MustCompile(
+	`^(cmd|examples|internal/(bench|lab|testing|tools))/|_test\.go$`)
 
 // logged returns the lines that the library's code can log, as "level: message", and the names
 // of their fields.

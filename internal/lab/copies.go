@@ -1,0 +1,322 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+)
+
+// Reasons for which a message was handled or dead-lettered again.
+const (
+	// redeliveredAgain: the broker delivered a copy again after a handler had it.
+	redeliveredAgain = "redelivered by the broker"
+	// sentTwice: at-least-once dead-lettering sent the waiting copy twice (F18).
+	sentTwice = "returned twice by the broker"
+	// twoCopies: an instance published the copy for the attempt twice.
+	twoCopies = "handed over twice"
+	// twoLetters: an instance published the dead letter twice.
+	twoLetters = "dead-lettered twice"
+	// followsAgain: the attempt before was made again, so there are as many copies for this one.
+	followsAgain = "follows from an attempt made again"
+)
+
+// count has the numbers of extra runs or dead letters that the faults explain, or do not explain.
+type count struct{ explained, unexplained int }
+
+// faultsExplainCopies: without a fault every attempt runs once. Each extra run or dead letter has
+// an event of its own that explains it.
+func faultsExplainCopies(h *history, r *report) {
+	total := &copyCounts{again: map[string]count{}}
+	evidence := newEvidence(h)
+	handledAgain, deadAgain := 0, 0
+	for _, m := range h.messages() {
+		byNumber := map[int][]attempt{}
+		for _, a := range h.runs[m] {
+			byNumber[a.Attempt] = append(byNumber[a.Attempt], a)
+		}
+		(&copies{total, evidence, h, m, byNumber, h.letters[m]}).count()
+		handledAgain += max(0, h.handled(m)-1)
+		deadAgain += max(0, len(h.letters[m])-1)
+	}
+	r.row("made again", "%d messages handled again, %d dead-lettered again", handledAgain, deadAgain)
+	for _, why := range slices.Sorted(maps.Keys(total.again)) {
+		c := total.again[why]
+		r.row("", "%s: %d explained, %d unexplained", why, c.explained, c.unexplained)
+	}
+	r.suspects = append(r.suspects, total.suspects...)
+	r.problem("times a message was handled or dead-lettered more often than its faults explain",
+		total.unexplained...)
+}
+
+// copyCounts are the extra runs and dead letters by their reason. unexplained lists the ones that
+// no fault explains.
+type copyCounts struct {
+	again       map[string]count
+	unexplained []string
+	suspects    []id
+}
+
+const (
+	// together is the time between the observed ends of one process and of its connections.
+	together = 300 * time.Millisecond
+	// settling is the time after its end during which a node's fault still explains duplicates:
+	// leaders are elected, and messages on their way are sent again.
+	settling = 15 * time.Second
+	// slack allows for clocks, and for the steps between an act and its line in a log.
+	slack = time.Second
+)
+
+// evidence has the events that may explain copies.
+type evidence struct {
+	losses []event // by At
+	faults []event
+	timer  time.Duration
+}
+
+// window is the time in which an event must lie to explain a copy.
+type window struct{ from, to time.Time }
+
+func (w window) overlaps(from, to time.Time) bool { return !from.After(w.to) && !to.Before(w.from) }
+
+func newEvidence(h *history) *evidence {
+	e := &evidence{faults: h.faults, timer: cmp.Or(h.Timer, deadLetterTimer)}
+	for _, l := range h.losses {
+		silence, silent := e.silence(l.At)
+		if l.Own && !silent {
+			continue // the client's own doing
+		}
+		if silent && l.Text != lostProcess && silence.Before(l.Began) {
+			l.Began = silence // one side may have noticed long before the other
+		}
+		e.losses = append(e.losses, l)
+	}
+	slices.SortStableFunc(e.losses, func(a, b event) int { return a.At.Compare(b.At) })
+	return e
+}
+
+// silencing are the other faults that keep bytes from a connection.
+var silencing = []faultKind{silenceNode, silenceInstance, freezeInstance, raiseAlarm, diskAlarm}
+
+// silence returns the beginning of the first fault in force that keeps bytes from a connection.
+func (e *evidence) silence(at time.Time) (began time.Time, silent bool) {
+	for _, f := range e.faults {
+		if (slices.Contains(silencing, f.Fault) || slices.Contains(ofNodes, f.Fault)) &&
+			inForce(f, window{at, at}) && (!silent || f.Began.Before(began)) {
+			began, silent = f.Began, true
+		}
+	}
+	return began, silent
+}
+
+func inForce(f event, w window) bool { return w.overlaps(f.Began, f.At.Add(settling)) }
+
+// lost counts the times in w at which one of the instances lost its process or thing.
+func (e *evidence) lost(who map[string]bool, thing string, w window) int {
+	last := map[string]time.Time{}
+	times := 0
+	for _, l := range e.losses {
+		if !who[l.Who] || l.Text != thing && l.Text != lostProcess ||
+			!w.overlaps(l.Began, l.At) {
+			continue
+		}
+		if before, ok := last[l.Who]; !ok || l.At.Sub(before) > together {
+			times++
+		}
+		last[l.Who] = l.At
+	}
+	return times
+}
+
+// nodes counts the times in w at which a node's fault may have made the broker send a copy again:
+// at the beginning of the fault, at its end, and after every dead-letter timer in between.
+func (e *evidence) nodes(w window) int {
+	times := 0
+	for _, f := range e.faults {
+		if slices.Contains(ofNodes, f.Fault) && inForce(f, w) {
+			times += 2 + int(f.At.Sub(f.Began)/e.timer)
+		}
+	}
+	return times
+}
+
+// copies compares the runs and dead letters of a message with the events that explain them.
+type copies struct {
+	counts   *copyCounts
+	evidence *evidence
+	history  *history
+	m        id
+	runs     map[int][]attempt // by number, each by time
+	letters  []event
+}
+
+// count counts the extra runs of every attempt, and the extra dead letters.
+func (c *copies) count() {
+	for _, number := range slices.Sorted(maps.Keys(c.runs)) {
+		c.attempt(number)
+	}
+	c.dead()
+}
+
+// attempt counts the extra runs of one attempt. Each run of the attempt before may publish one
+// copy, and each copy may be run once. A snoozed copy stands for the copy that it was made from.
+func (c *copies) attempt(number int) {
+	runs, before := c.runs[number], c.runs[number-1]
+	sources := max(len(before), 1)
+	plain, aside := nonces(runs, false), nonces(runs, true)
+	all := max(len(plain), min(len(plain)+len(aside), sources)) // copies that one run each is due to
+
+	extra := max(0, len(plain)-sources)
+	c.add(followsAgain, number, all-1-extra, all-1-extra)
+	if extra > 0 {
+		// The last copy was published its delay before it was run at the earliest.
+		last := runs[0].At
+		for _, first := range plain {
+			last = latest(last, first)
+		}
+		if number > 1 {
+			last = last.Add(-c.history.delayBefore(number))
+		}
+		c.add(twoCopies, number, extra, c.evidence.lost(consumersOf(before), lostPublishing,
+			during(before, last)))
+	}
+	if again := len(runs) - all; again > 0 {
+		w := window{runs[0].At, runs[0].At}
+		for _, run := range runs {
+			w.from = earliest(w.from, run.At.Add(-slack))
+			w.to = latest(w.to, run.At.Add(slack))
+		}
+		nodes := c.evidence.nodes(w)
+		explained := nodes + c.evidence.lost(consumersOf(runs), lostConsuming, w)
+		if len(aside) > 0 { // by any consumer, which may have published twice
+			explained += c.evidence.lost(c.evidence.consumers(), lostPublishing, w)
+		}
+		sent := min(again, unflagged(runs))
+		c.add(sentTwice, number, sent, explained)
+		c.add(redeliveredAgain, number, again-sent, max(0, explained-sent))
+	}
+}
+
+// dead counts the extra dead letters. It leaves out the dead letters of the crash guard, which come
+// from no failure of a handler.
+func (c *copies) dead() {
+	var last []attempt
+	for _, runs := range c.runs {
+		for _, run := range runs {
+			if run.outcome == gaveUp {
+				last = append(last, run)
+			}
+		}
+	}
+	letters := slices.DeleteFunc(slices.Clone(c.letters),
+		func(l event) bool { return l.Text == "crash_loop" })
+	sources := max(len(last), 1)
+	extra := max(0, len(letters)-sources)
+	c.add(followsAgain, 0, max(0, len(letters)-1-extra), max(0, len(letters)-1-extra))
+	if extra > 0 {
+		end := letters[0].At
+		for _, l := range letters {
+			end = latest(end, l.At)
+		}
+		c.add(twoLetters, 0, extra, c.evidence.lost(consumersOf(last), lostPublishing, during(last, end)))
+	}
+}
+
+// add counts extra runs of an attempt, or extra dead letters if number is 0. It counts at most
+// explained of them as explained.
+func (c *copies) add(why string, number, times, explained int) {
+	if times <= 0 {
+		return
+	}
+	explained = min(times, explained)
+	count := c.counts.again[why]
+	count.explained += explained
+	count.unexplained += times - explained
+	c.counts.again[why] = count
+	if times > explained {
+		what := "dead letter"
+		if number > 0 {
+			what = fmt.Sprint("attempt ", number)
+		}
+		c.counts.unexplained = append(c.counts.unexplained,
+			fmt.Sprintf("message %s: %s %s: %d times, %d explained", c.m, what, why, times, explained))
+		c.counts.suspects = append(c.counts.suspects, c.m)
+	}
+}
+
+// nonces returns the copies that were run, either the snoozed ones or the others, each with the
+// beginning of its first run.
+func nonces(runs []attempt, aside bool) map[string]time.Time {
+	first := map[string]time.Time{}
+	for _, run := range runs {
+		if before, ok := first[run.Copy]; run.Aside == aside && (!ok || run.At.Before(before)) {
+			first[run.Copy] = run.At
+		}
+	}
+	return first
+}
+
+// unflagged counts runs of a copy that had been run before, without the broker's mark of a
+// redelivery.
+func unflagged(runs []attempt) int {
+	seen := map[string]bool{}
+	times := 0
+	for _, run := range runs {
+		if seen[run.Copy] && !run.Redelivered {
+			times++
+		}
+		seen[run.Copy] = true
+	}
+	return times
+}
+
+// during returns the time in which runs were handed over, the last copy at end.
+func during(runs []attempt, end time.Time) window {
+	w := window{end, end.Add(slack)}
+	for _, run := range runs {
+		w.from = earliest(w.from, run.end.Add(-slack))
+	}
+	return w
+}
+
+func consumersOf(runs []attempt) map[string]bool {
+	names := map[string]bool{}
+	for _, run := range runs {
+		names[run.Who] = true
+	}
+	return names
+}
+
+// consumers returns the consumers that have lost anything.
+func (e *evidence) consumers() map[string]bool {
+	names := map[string]bool{}
+	for _, l := range e.losses {
+		names[l.Who] = true
+	}
+	return names
+}
+
+// delayBefore returns the delay before an attempt.
+func (h *history) delayBefore(number int) time.Duration {
+	if number-2 < len(h.Delays) {
+		return h.Delays[number-2]
+	}
+	return 0
+}
+
+func latest(first time.Time, others ...time.Time) time.Time {
+	for _, t := range others {
+		if t.After(first) {
+			first = t
+		}
+	}
+	return first
+}
+
+func earliest(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}

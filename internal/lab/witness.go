@@ -1,0 +1,193 @@
+package main
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/millpond-go/millpond/internal/testing/frame"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+)
+
+// The things that an instance loses. A connection that has neither delivered nor published a
+// message explains nothing, and is not recorded. The end of a process is an event of its own.
+const (
+	lostProcess    = "process"
+	lostConsuming  = "consuming connection"  // or its channel, or its consumer, by the broker
+	lostPublishing = "publishing connection" // or its channel, by the broker, or a confirm
+)
+
+// witness records the losses that it sees on the connections of instances. A confirm is lost when
+// an instance publishes to a target that has confirmed nothing for three confirm timeouts, although
+// something is open there: it may be a scout.
+type witness struct {
+	timeout time.Duration // of the confirms
+	record  func(event)
+
+	mu          sync.Mutex
+	connections map[connected]*witnessed
+}
+
+// connected names a connection.
+type connected struct {
+	proxy  *testbroker.Proxy
+	number int
+}
+
+// witnessed is a connection as its frames show it.
+type witnessed struct {
+	who                 string
+	consumes, publishes bool
+	tags                map[uint16]uint64    // of the last publish, by channel
+	open                map[publish]onWay    // not confirmed
+	scouted             map[string]time.Time // by target
+}
+
+// publish is named by its channel and tag.
+type publish struct {
+	channel uint16
+	tag     uint64
+}
+
+type onWay struct {
+	target string
+	at     time.Time
+}
+
+func newWitness(timeout time.Duration, record func(event)) *witness {
+	return &witness{timeout: timeout, record: record, connections: map[connected]*witnessed{}}
+}
+
+// watch records the losses of the connections through p.
+func (w *witness) watch(p *testbroker.Proxy) {
+	p.Tap(func(s testbroker.Seen) testbroker.Fault {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		c := w.connections[connected{p, s.Connection}]
+		if c == nil {
+			c = &witnessed{}
+			w.connections[connected{p, s.Connection}] = c
+		}
+		if what := c.look(s, w.timeout); what != "" {
+			w.record(event{Kind: lost, Who: c.who, Text: what})
+		}
+		return testbroker.Fault{}
+	})
+	p.OnEnd(func(connection int, by testbroker.Party) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		c := w.connections[connected{p, connection}]
+		if c == nil {
+			return
+		}
+		delete(w.connections, connected{p, connection})
+		e := event{Kind: lost, Who: c.who, Own: by == testbroker.Client}
+		if c.consumes {
+			e.Text = lostConsuming
+			w.record(e)
+		}
+		if c.publishes {
+			e.Text = lostPublishing
+			w.record(e)
+		}
+	})
+}
+
+// open lists the publishes that are not confirmed.
+func (w *witness) open() (lines []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, c := range w.connections {
+		for p, at := range c.open {
+			lines = append(lines, fmt.Sprintf("%s: channel %d, publish %d to %q, open for %s", c.who,
+				p.channel, p.tag, at.target, time.Since(at.at).Round(time.Millisecond)))
+		}
+	}
+	return lines
+}
+
+// look takes in a frame, and returns the loss by it. A channel that the client itself closes is no
+// loss: only a scout shows that a publish was given up.
+func (c *witnessed) look(s testbroker.Seen, timeout time.Duration) string {
+	switch method := s.Method(); {
+	case s.Up && method == frame.ConnectionStartOk:
+		c.who = connectionName(s.Args())
+	case s.Up && method == frame.ChannelOpen:
+		c.forget(s.Channel(), math.MaxUint64)
+		delete(c.tags, s.Channel())
+	case s.Up && method == frame.BasicPublish:
+		c.publishes = true
+		if c.scouts(s, timeout) {
+			return lostPublishing
+		}
+	case !s.Up && (method == frame.BasicAck || method == frame.BasicNack):
+		args := frame.Args(s.Args())
+		if tag := args.Uint64(); args.Byte()&1 != 0 {
+			c.forget(s.Channel(), tag)
+		} else {
+			delete(c.open, publish{s.Channel(), tag})
+		}
+	case !s.Up && method == frame.BasicDeliver:
+		c.consumes = true
+	case !s.Up && (method == frame.ChannelClose || method == frame.BasicCancel):
+		switch {
+		case c.consumes:
+			return lostConsuming
+		case c.publishes:
+			return lostPublishing
+		}
+	}
+	return ""
+}
+
+// scouts notes a publish, and reports whether it may be a scout: the library waits for two timeouts
+// after the first one.
+func (c *witnessed) scouts(s testbroker.Seen, timeout time.Duration) bool {
+	args := frame.Args(s.Args())
+	args.Skip(2)
+	now := time.Now()
+	p := onWay{args.Short() + " " + args.Short(), now}
+	since := now
+	for _, other := range c.open {
+		if other.target == p.target && other.at.Before(since) {
+			since = other.at
+		}
+	}
+	if c.open == nil {
+		c.tags, c.open, c.scouted = map[uint16]uint64{}, map[publish]onWay{}, map[string]time.Time{}
+	}
+	c.tags[s.Channel()]++
+	c.open[publish{s.Channel(), c.tags[s.Channel()]}] = p
+	if now.Sub(latest(since, c.scouted[p.target])) < 2*timeout {
+		return false
+	}
+	c.scouted[p.target] = now
+	return true
+}
+
+// forget forgets the publishes of a channel, up to a tag.
+func (c *witnessed) forget(channel uint16, last uint64) {
+	maps.DeleteFunc(c.open, func(p publish, _ onWay) bool {
+		return p.channel == channel && p.tag <= last
+	})
+}
+
+// connectionName returns the first word of a connection's name, which names the instance and the
+// line.
+func connectionName(startOk []byte) string {
+	_, after, found := bytes.Cut(startOk, []byte("\x0fconnection_nameS"))
+	if !found || len(after) < 4 {
+		return ""
+	}
+	size := binary.BigEndian.Uint32(after)
+	after = after[4:]
+	if uint64(size) > uint64(len(after)) {
+		return ""
+	}
+	name, _, _ := bytes.Cut(after[:size], []byte(":"))
+	return string(name)
+}
