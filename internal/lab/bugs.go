@@ -136,8 +136,8 @@ var bugs = []bug{
 		args: []string{"-block"},
 		plantings: []planting{{
 			file: "topology/operate/orderedreplay.go",
-			old:  "if err != nil || !toLine {",
-			new:  "if err != nil || !toLine || edited {",
+			old:  "if err != nil || !k.isMark(l) {",
+			new:  "if err != nil || !k.isMark(l) || c.edited {",
 		}},
 	},
 	{

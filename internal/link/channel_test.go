@@ -315,7 +315,8 @@ func TestDeliveriesOfTheBroker(t *testing.T) {
 	for i := range uint64(n) {
 		tables := wiretest.Random(i, 300)
 		headers := tables.Table(3)
-		if text := wiretest.Dump(headers); strings.Contains(text, "NaN") || strings.Contains(text, "Inf") {
+		text := wiretest.Dump(headers)
+		if strings.Contains(text, "NaN") || strings.Contains(text, "Inf") {
 			headers = nil // the broker knows no such number
 		}
 		require.NoError(t, ch.Publish("", waiting, false, false, amqp.Publishing{

@@ -89,8 +89,8 @@ func (s *stream) Read(p []byte) (n int, err error) {
 // next looks at frames until one is for amqp091-go.
 func (s *stream) next() error {
 	for taken := true; taken; {
-		head := append(s.frame[:0], make([]byte, wire.FrameHead)...)
-		s.frame = head
+		s.frame = append(s.frame[:0], make([]byte, wire.FrameHead)...)
+		head := s.frame
 		if _, err := io.ReadFull(s.in, head); err != nil {
 			return err
 		}
@@ -105,7 +105,8 @@ func (s *stream) next() error {
 			return nil
 		}
 		var err error
-		if taken, err = s.look((*s.channels.Load())[binary.BigEndian.Uint16(head[1:])], size); err != nil {
+		c := (*s.channels.Load())[binary.BigEndian.Uint16(head[1:])]
+		if taken, err = s.look(c, size); err != nil {
 			return err
 		}
 		if now := time.Now(); taken && now.Sub(s.reminded) > reminder {
@@ -219,7 +220,7 @@ func (s *stream) follow(b []byte) (whole int) {
 				s.expected()
 			}
 		case wire.ChannelClose, wire.ChannelCloseOk:
-			s.channels.Store((*s.channels.Load()).with(id, nil))
+			s.channels.Store(s.channels.Load().with(id, nil))
 		}
 	}
 }
@@ -251,7 +252,7 @@ func (s *stream) forget(number *uint16) {
 func (s *stream) know(c *Channel) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
-	s.channels.Store((*s.channels.Load()).with(c.id, c))
+	s.channels.Store(s.channels.Load().with(c.id, c))
 }
 
 // send writes whole frames of a channel, unless amqp091-go has closed it.

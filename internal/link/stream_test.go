@@ -178,7 +178,7 @@ type written struct {
 
 func (w written) Write(b []byte) (int, error) { return w.out.Write(b) }
 
-// Deliveries that did not fit into the buffer come before later ones, for which there is room again.
+// Deliveries that did not fit into the buffer come before later ones, for which there is room.
 func TestDeliveriesKeepTheirOrder(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

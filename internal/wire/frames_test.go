@@ -227,7 +227,8 @@ func FuzzDeliveryIsThatOfAmqp091(f *testing.F) {
 			}
 		}
 		args := bytes.Join([][]byte{
-			frame.Short("tag"), frame.Long(tag), {byte(tag)},
+			frame.Short("tag"), frame.Long(tag),
+			{byte(tag)},
 			frame.Short(string(exchange)), frame.Short(string(key)),
 		}, nil)
 		body := bytes.Repeat([]byte{7}, size)

@@ -285,7 +285,7 @@ func (k *keyReplay) inItsPlace(_ context.Context, l Letter, frame int) (c copied
 	if err != nil || !k.isMark(l) {
 		return c, err
 	}
-	c.RoutingKey, k.blocked = k.plan.Line, true
+	c.RoutingKey = k.plan.Line
 	if c.msg.Headers == nil {
 		c.msg.Headers = amqp.Table{}
 	}
@@ -298,5 +298,7 @@ func (k *keyReplay) inItsPlace(_ context.Context, l Letter, frame int) (c copied
 		c.msg.Headers[keys.Priority] = strconv.Itoa(int(c.msg.Priority))
 		c.msg.Priority = 0
 	}
-	return c, fit(&c.msg, frame)
+	err = fit(&c.msg, frame)
+	k.blocked = err == nil // a letter that does not fit stays, and blocks its key
+	return c, err
 }

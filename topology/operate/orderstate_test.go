@@ -401,6 +401,26 @@ func TestAnEditedLetterKeepsKeyAndPlace(t *testing.T) {
 	require.Equal(t, "a", original.Headers[keys.DeadKey])
 }
 
+// Given an edit after which the letter is too large, also by the headers of its place alone, then it
+// stays, and its key is blocked.
+func TestALetterThatDoesNotFitBlocksItsKey(t *testing.T) {
+	t.Parallel()
+	k := newBlocked(t)
+	for size := 128 << 10; ; size -= 50 {
+		_, err := k.ReplayKey(t.Context(), k.plan, "a", operate.MoveOptions{
+			Edit: func(_ operate.Letter, msg *amqp.Publishing) error {
+				msg.Headers = amqp.Table{"long": strings.Repeat("x", size)}
+				return nil
+			},
+		})
+		if err == nil {
+			return
+		}
+		require.ErrorIs(t, err, topology.ErrTooLarge)
+		k.blockedStill("a")
+	}
+}
+
 // Given a process without Block, then letters never block, and go back in their order.
 func TestLettersOfAKeyThatGoesOnAreReplayedInOrder(t *testing.T) {
 	t.Parallel()
