@@ -111,8 +111,8 @@ func (v View) Waits() (all topology.Plan) {
 type Main struct {
 	Queue
 	// Waiting counts the messages of its wait queues and its line, DeadLetters those of its
-	// dead-letter queues. WaitingShared says that other queues use the same wait queues: Waiting counts
-	// their messages, too.
+	// dead-letter queues. WaitingShared says that other queues use the same wait queues: Waiting
+	// counts their messages, too.
 	Waiting, DeadLetters Count
 	WaitingShared        bool
 	// Trouble has a few words for each thing that is wrong.
