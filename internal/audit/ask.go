@@ -1,17 +1,13 @@
 package audit
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
-	"sync"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 )
@@ -33,32 +29,10 @@ func Passive(ctx context.Context, run Runner, name string) (amqp.Queue, error) {
 	return found, nil
 }
 
-// PassiveAll is Passive for many queues. refused has the broker's answer for a queue that does not
-// exist, cannot be reached, or is exclusive to another connection.
+// PassiveAll is Passive for many queues, on one channel as long as they exist. refused has the
+// broker's answer for a queue that does not exist, cannot be reached, or is exclusive to another
+// connection.
 func PassiveAll(
-	ctx context.Context, run Runner, names []string,
-) (found map[string]amqp.Queue, refused map[string]error, err error) {
-	// A channel has one question at a time, so a few channels share many queues.
-	const channels, fewest = 8, 50
-	found, refused = make(map[string]amqp.Queue, len(names)), map[string]error{}
-	var all sync.WaitGroup
-	var mu sync.Mutex
-	for part := range slices.Chunk(names, max(fewest, (len(names)+channels-1)/channels)) {
-		all.Go(func() {
-			there, not, problem := passiveAll(ctx, run, part)
-			mu.Lock()
-			defer mu.Unlock()
-			maps.Copy(found, there)
-			maps.Copy(refused, not)
-			err = cmp.Or(err, problem)
-		})
-	}
-	all.Wait()
-	return found, refused, err
-}
-
-// passiveAll is PassiveAll on one channel, as long as the queues exist.
-func passiveAll(
 	ctx context.Context, run Runner, names []string,
 ) (found map[string]amqp.Queue, refused map[string]error, err error) {
 	found, refused = make(map[string]amqp.Queue, len(names)), map[string]error{}
