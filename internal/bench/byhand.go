@@ -172,7 +172,8 @@ func (l *limit) delivered(publish, header, body []byte) {
 	l.copies = append(l.copies, tag)
 	const more = "\x07attemptS\x00\x00\x00\x011"
 	table := 14 + 4 + int(binary.BigEndian.Uint32(header[14:]))
-	b := append(l.unsent, publish...)
+	b := l.unsent
+	b = append(b, publish...)
 	b = append(b, frame.KindHeader, 0, 1)
 	b = binary.BigEndian.AppendUint32(b, uint32(len(header)+len(more)))
 	b = append(b, header[:14]...)

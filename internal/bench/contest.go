@@ -75,8 +75,8 @@ func (c contest) hold(ctx context.Context, b *bench) ([]result, error) {
 // leastTurn is how long the work that is measured in a turn takes at least.
 const leastTurn = 2 * time.Second
 
-// whole repeats the work of an entry until its turn is long enough, and returns the means. Each time
-// does the same number of messages, so the rate is the harmonic mean.
+// whole repeats the work of an entry until its turn is long enough, and returns the means. Each
+// time does the same number of messages, so the rate is the harmonic mean.
 func (b *bench) whole(ctx context.Context, e entry) (values, error) {
 	sums, times := values{}, 0.0
 	for b.counted = 0; times == 0 || b.counted > 0 && b.counted < leastTurn; times++ {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"maps"
+	"slices"
 	"sync"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -304,7 +305,7 @@ func (c *Channel) body(in io.Reader, size int) error {
 	}
 	c.left -= uint64(size)
 	at := len(c.delivery.Body)
-	b := append(c.delivery.Body, make([]byte, size+1)...) // with the end of the frame
+	b := slices.Grow(c.delivery.Body, size+1)[:at+size+1] // with the end of the frame
 	if _, err := io.ReadFull(in, b[at:]); err != nil {
 		return err
 	}

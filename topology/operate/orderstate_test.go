@@ -401,8 +401,8 @@ func TestAnEditedLetterKeepsKeyAndPlace(t *testing.T) {
 	require.Equal(t, "a", original.Headers[keys.DeadKey])
 }
 
-// Given an edit after which the letter is too large, also by the headers of its place alone, then it
-// stays, and its key is blocked.
+// Given an edit after which the letter is too large, also by the headers of its place alone, then
+// it stays, and its key is blocked.
 func TestALetterThatDoesNotFitBlocksItsKey(t *testing.T) {
 	t.Parallel()
 	k := newBlocked(t)
