@@ -166,7 +166,7 @@ func (s *service) golden(name, got string) {
 	if *update {
 		return // a quorum queue writes it
 	}
-	want, err := os.ReadFile(filepath.Join("testdata", name+".golden"))
+	want, err := os.ReadFile(goldenFile(name))
 	require.NoError(s.t, err)
 	require.Equal(s.t, narrow(string(want)), narrow(strings.ReplaceAll(got, ".classic", "")))
 }
@@ -174,7 +174,7 @@ func (s *service) golden(name, got string) {
 // golden compares with a file in testdata.
 func golden(t testing.TB, name, got string) {
 	t.Helper()
-	file := filepath.Join("testdata", name+".golden")
+	file := goldenFile(name)
 	if *update {
 		require.NoError(t, os.WriteFile(file, []byte(got), 0o644))
 	}
@@ -182,6 +182,8 @@ func golden(t testing.TB, name, got string) {
 	require.NoError(t, err, "go test -update writes it")
 	require.Equal(t, string(want), got)
 }
+
+func goldenFile(name string) string { return filepath.Join("testdata", name+".golden") }
 
 // narrow leaves two spaces between the columns of a table.
 func narrow(text string) string { return columnGap.ReplaceAllString(text, "$1  ") }

@@ -202,17 +202,34 @@ func WithConfirmTimeout(d time.Duration) Option {
 // Open connects to the broker at url, amqp or amqps, within ctx or 10 s, and declares nothing. The
 // error names every problem at once and never quotes a password.
 func Open(ctx context.Context, url string, opts ...Option) (*Operator, error) {
-	o := &Operator{opts: options{
-		logger: watermill.NopLogger{}, name: filepath.Base(os.Args[0]), confirmTimeout: 10 * time.Second,
-	}}
-	err := o.open(ctx, url, opts)
+	o := &Operator{}
+	err := o.configure(url, opts)
+	if err == nil {
+		err = o.dial(ctx)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("open millpond operator: %w", err)
 	}
 	return o, nil
 }
 
-func (o *Operator) open(ctx context.Context, url string, opts []Option) (err error) {
+// dial opens the connection of the Operator.
+func (o *Operator) dial(ctx context.Context) error {
+	l, err := link.Open(ctx, o.link)
+	if err != nil {
+		return withWayOut(err)
+	}
+	o.publisher = publisher.New(l, publisher.Config{
+		Timeout: o.opts.confirmTimeout, NonceHeader: keys.Publish,
+	})
+	return nil
+}
+
+// configure checks URL and options.
+func (o *Operator) configure(url string, opts []Option) (err error) {
+	o.opts = options{
+		logger: watermill.NopLogger{}, name: filepath.Base(os.Args[0]), confirmTimeout: 10 * time.Second,
+	}
 	problems := []error{link.CheckURL(url)}
 	for i, option := range opts {
 		if option == nil {
@@ -247,17 +264,7 @@ func (o *Operator) open(ctx context.Context, url string, opts []Option) (err err
 		}
 		problems = append(problems, err)
 	}
-	if err := errors.Join(problems...); err != nil {
-		return err
-	}
-	l, err := link.Open(ctx, o.link)
-	if err != nil {
-		return withWayOut(err)
-	}
-	o.publisher = publisher.New(l, publisher.Config{
-		Timeout: o.opts.confirmTimeout, NonceHeader: keys.Publish,
-	})
-	return nil
+	return errors.Join(problems...)
 }
 
 // withWayOut adds to an error of a connect what can be done about it.

@@ -269,6 +269,16 @@ func (o *Operator) View(ctx context.Context, options ViewOptions) (View, error) 
 	return v, ctx.Err()
 }
 
+// ManagementView is View without options by the management API alone, for a broker that refuses AMQP
+// or does not answer it. url and opts are those of Open.
+func ManagementView(ctx context.Context, url string, opts ...Option) (View, error) {
+	o := &Operator{}
+	if err := o.configure(url, opts); err != nil {
+		return View{}, fmt.Errorf("look at a vhost: %w", err)
+	}
+	return o.View(ctx, ViewOptions{})
+}
+
 func (o *Operator) view(ctx context.Context, options ViewOptions) (v View, err error) {
 	m := o.manager(ctx)
 	if m == nil {

@@ -40,6 +40,16 @@ func ExampleOperator_View() {
 	fmt.Println(operator.Close())
 }
 
+// Without AMQP the management API shows the rest, and must be named.
+func ExampleManagementView() {
+	_, err := operate.ManagementView(context.Background(), "amqp://localhost/shop")
+	fmt.Println(strings.ReplaceAll(err.Error(), ": ", ":\n"))
+	// Output:
+	// look at vhost "shop":
+	// only the management API shows its queues:
+	// name the management API (WithManagement, --management)
+}
+
 // The management API is looked for beside the broker. A password never leaves this machine
 // unencrypted, unless that is asked for.
 func ExampleManagementURL() {

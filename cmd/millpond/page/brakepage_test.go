@@ -51,7 +51,7 @@ func TestPageWithoutAMQPShowsTheRest(t *testing.T) {
 	})
 	v := h.open(func(c *page.Config) { c.Operator = []operate.Option{refused} })
 	rig.WaitFor(t, "the page to count", func() bool {
-		return strings.Contains(v.get("/").text(), "Whether a brake is stopped could not be asked for")
+		return strings.Contains(v.get("/").text(), "stopped brakes could not be read")
 	})
 	require.Contains(t, v.get("/").text(), "queues 3")
 }

@@ -168,12 +168,24 @@ func (h *Handler) Close() error {
 
 // look asks the management API, and the brakes.
 func (h *Handler) look(ctx context.Context) (*sight, error) {
-	operator, err := h.connected(ctx)
-	if err != nil {
-		return nil, err
+	operator, refused := h.connected(ctx)
+	if refused == nil {
+		view, err := operator.View(ctx, operate.ViewOptions{Brakes: true})
+		return &sight{Vhost: view}, err
 	}
-	view, err := operator.View(ctx, operate.ViewOptions{Brakes: true})
+	view, err := operate.ManagementView(ctx, h.config.URL, h.options()...)
+	if len(view.Brakes) > 0 {
+		text := fmt.Sprintf("stopped brakes could not be read: %v", refused)
+		view.Unclear = append(view.Unclear, operate.Unclear{Text: text})
+	}
 	return &sight{Vhost: view}, err
+}
+
+// options are those of each connection to the broker.
+func (h *Handler) options() []operate.Option {
+	return append([]operate.Option{
+		operate.WithName("millpond page"), operate.WithManagement(h.api),
+	}, h.config.Operator...)
 }
 
 // connected returns the operator, and connects if it is the first call that can.
@@ -186,11 +198,8 @@ func (h *Handler) connected(ctx context.Context) (*operate.Operator, error) {
 	case h.operator != nil:
 		return h.operator, nil
 	}
-	options := append([]operate.Option{
-		operate.WithName("millpond page"), operate.WithManagement(h.api),
-	}, h.config.Operator...)
 	var err error
-	h.operator, err = operate.Open(ctx, h.config.URL, options...)
+	h.operator, err = operate.Open(ctx, h.config.URL, h.options()...)
 	if err != nil {
 		h.operator = nil
 	}
