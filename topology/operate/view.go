@@ -269,8 +269,8 @@ func (o *Operator) View(ctx context.Context, options ViewOptions) (View, error) 
 	return v, ctx.Err()
 }
 
-// ManagementView is View without options by the management API alone, for a broker that refuses AMQP
-// or does not answer it. url and opts are those of Open.
+// ManagementView is View without options by the management API alone, for a broker that refuses
+// AMQP or does not answer it. url and opts are those of Open.
 func ManagementView(ctx context.Context, url string, opts ...Option) (View, error) {
 	o := &Operator{}
 	if err := o.configure(url, opts); err != nil {
