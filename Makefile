@@ -2,7 +2,7 @@
 #
 #     PKG       packages of test, unit and bench-go (default: those of all modules)
 #     TESTARGS  more arguments for go test: TESTARGS='-run Outbox -v'
-#     PARALLEL  how many tests of a package run at once (default 20: they mostly wait)
+#     PARALLEL  how many tests of a package run at once (default 10: they mostly wait)
 #     BROKER    the RabbitMQ of test, demo, bench and lab: 4.0, 4.3, or nothing for the installed one
 #     SCENARIO  of lab: chaos (the default), keys, outage, overload, soak
 #     LENGTH    of lab: 10m (default: the scenario's own); SEED decides all that breaks (default: 1)
@@ -10,7 +10,7 @@
 
 GO       ?= go
 BROKER   ?= $(MILLPOND_BROKER)
-PARALLEL ?= 20
+PARALLEL ?= 10
 FUZZTIME ?= 1m
 SCENARIO ?= chaos
 SEED     ?= 1
