@@ -282,7 +282,7 @@ func (r *run) falls(e event) {
 	time.AfterFunc(fallenFor, func() { r.enough(errEnough) })
 }
 
-// curves are the calls and the backlog of each second since the service was out, for a picture.
+// curves adds the calls and the backlog of each second since the service was out, for a picture.
 func (o out) curves(h *history, r *report) {
 	add := func(x int, metric string, value int) {
 		r.results = append(r.results,

@@ -435,7 +435,7 @@ func (r *run) calm(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// waiting counts the confirmed messages that are not over, and the letters that nobody has decided
+// waiting counts the confirmed messages that are not over, and the letters that are not decided
 // about. mu is held.
 func (r *run) waiting() (missing int) {
 	for m := range r.seen.sent {

@@ -153,7 +153,7 @@ func (c *Channel) Deliveries(
 // maxBuffered bounds the memory of the deliveries that wait to be received, while they are few.
 const maxBuffered = 1 << 10
 
-// inbox has the deliveries that nobody has received yet.
+// inbox has the deliveries that the consumer has not received yet.
 type inbox struct {
 	out     chan amqp.Delivery // nil before consuming
 	more    []amqp.Delivery    // that did not fit into out
@@ -227,7 +227,7 @@ func (c *Channel) settle(tag uint64, answer Answer) {
 	}
 }
 
-// end answers the publishes that were not answered, and drops the deliveries that nobody has
+// end answers the publishes that were not answered, and drops the deliveries that were not
 // received: the broker has them again.
 func (c *Channel) end() {
 	c.mu.Lock()

@@ -96,7 +96,7 @@ func (s *store) note(a *Action) error {
 	return s.put(a)
 }
 
-// put writes an action to the journal. A kill leaves what was there before.
+// put writes an action to the journal. If the process is killed, the entry before stays whole.
 func (s *store) put(a *Action) error {
 	if s == nil {
 		return nil
