@@ -380,17 +380,18 @@ func (c *Conn) Close(limit time.Duration) {
 
 // Do runs f on a new channel, so that an error of the broker closes no channel that others use.
 // It returns at the end of ctx at the latest. Then f may still be waiting for the broker, and
-// ends with the connection: after an error, the caller must not read what f writes.
+// ends with the connection: after an error, the caller must not read what f writes. An error of f
+// on a connection that has ended names why it ended, too.
 func (c *Conn) Do(ctx context.Context, f func(*amqp.Channel) error) error {
 	done := make(chan error, 1)
 	go func() {
 		ch, err := c.Channel()
 		if err != nil {
-			done <- fmt.Errorf("open channel: %w", err)
+			done <- c.why(fmt.Errorf("open channel: %w", err))
 			return
 		}
 		if err = context.Cause(ctx); err == nil { // otherwise the caller has gone
-			err = f(ch)
+			err = c.why(f(ch))
 		}
 		_ = ch.Close()
 		done <- err
@@ -401,4 +402,14 @@ func (c *Conn) Do(ctx context.Context, f func(*amqp.Channel) error) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+}
+
+// why puts the cause before an error that says only that the connection has ended: amqp091-go tells
+// the broker's reason to the calls that wait, and ErrClosed to those that follow.
+func (c *Conn) why(err error) error {
+	if !errors.Is(err, amqp.ErrClosed) || !c.IsClosed() {
+		return err
+	}
+	<-c.gone
+	return fmt.Errorf("%w: %w", c.Cause(), err)
 }

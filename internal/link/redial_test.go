@@ -41,6 +41,22 @@ func TestReconnectsAfterACut(t *testing.T) {
 	assert.ErrorIs(t, logs.logged(t, lost), link.ErrLost)
 }
 
+// Given a broker that has ended the connection, then a call after that names the broker's reason.
+func TestAnErrorNamesWhyTheConnectionEnded(t *testing.T) {
+	t.Parallel()
+	_, conn := open(t, config(testbroker.URL(t)))
+	err := conn.Do(t.Context(), func(ch *amqp.Channel) error {
+		immediate := true // RabbitMQ ends a connection that asks for it
+		assert.NoError(t, ch.Publish("", "missing", false, immediate, amqp.Publishing{}))
+		ends(t, conn)
+		return ch.Qos(1, 0, false)
+	})
+	reason := new(amqp.Error)
+	require.ErrorAs(t, err, &reason)
+	assert.Equal(t, amqp.NotImplemented, reason.Code)
+	assert.ErrorIs(t, err, amqp.ErrClosed)
+}
+
 // Given a connection that is lost during a call, then the call is made once more on the next one; a
 // call that fails on a connection that lives is not.
 func TestDoGoesOnOnTheNextConnection(t *testing.T) {
