@@ -16,8 +16,8 @@ import (
 type Logs struct {
 	verbose bool // debug and trace too
 	mu      sync.Mutex
-	lines   []string
 	entries []LogEntry
+	lines   []string // of the entries, as far as somebody has asked
 }
 
 // LogEntry is one line of a log.
@@ -26,8 +26,11 @@ type LogEntry struct {
 	Err    error
 	Fields watermill.LogFields
 
-	stamp string // time and level
+	at    time.Time
+	level string
 }
+
+func (e *LogEntry) stamp() string { return e.at.Format("15:04:05.000") + " " + e.level }
 
 // routine are the router's lines about a start and a stop without an error.
 var routine = []string{
@@ -54,9 +57,17 @@ func (l *Logs) About(id string) []LogEntry {
 
 // Text returns the log so far, a line for each entry.
 func (l *Logs) Text() string {
+	return strings.Join(l.text(), "\n")
+}
+
+// text returns the lines so far. Most entries are never read, so they are not written before.
+func (l *Logs) text() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return strings.Join(l.lines, "\n")
+	for _, e := range l.entries[len(l.lines):] {
+		l.lines = append(l.lines, fmt.Sprintf("%s %s err=%v %v", e.stamp(), e.Msg, e.Err, e.Fields))
+	}
+	return l.lines
 }
 
 // Said counts the occurrences of a text.
@@ -64,10 +75,8 @@ func (l *Logs) Said(text string) int { return strings.Count(l.Text(), text) }
 
 // Saying returns the lines that contain a text, without their time.
 func (l *Logs) Saying(text string) []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	var found []string
-	for _, line := range l.lines {
+	for _, line := range l.text() {
 		if _, line, _ := strings.Cut(line, " "); strings.Contains(line, text) {
 			found = append(found, line)
 		}
@@ -91,7 +100,7 @@ func (l *Logs) Dump(t testing.TB) {
 		if slices.Contains(routine, e.Msg) {
 			continue
 		}
-		line := e.stamp + " " + e.Msg
+		line := e.stamp() + " " + e.Msg
 		if e.Err != nil {
 			line += " err=" + e.Err.Error()
 		}
@@ -112,9 +121,8 @@ func (l *Logs) log(level, msg string, err error, fields watermill.LogFields) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	stamp := time.Now().Format("15:04:05.000") + " " + level
-	l.entries = append(l.entries, LogEntry{Msg: msg, Err: err, Fields: fields, stamp: stamp})
-	l.lines = append(l.lines, fmt.Sprintf("%s %s err=%v %v", stamp, msg, err, fields))
+	l.entries = append(l.entries,
+		LogEntry{Msg: msg, Err: err, Fields: fields, at: time.Now(), level: level})
 }
 
 // The methods of watermill.LoggerAdapter.
