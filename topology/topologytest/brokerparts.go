@@ -18,7 +18,7 @@ import (
 // start connects, and starts a service on two queues.
 func (s *suite) start(tr *trial) {
 	conn, err := amqp.DialConfig(s.URL, amqp.Config{
-		Dial: amqp.DefaultDial(s.Patience), Properties: amqp.Table{"connection_name": "topologytest"},
+		Properties: amqp.Table{"connection_name": "topologytest"},
 	})
 	tr.must(err, "connect to RabbitMQ at Config.URL")
 	s.conn = conn
