@@ -175,7 +175,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 				b := newBox(t, kind)
 				step := 300 // in the middle of a batch of 64
 				switch command {
-				case "edit":
+				case "edit", "release", "cancel": // slow ones; waiting messages are held for 5 s at most
 					step = 100
 				case "discard", "discard stranded":
 					step = 256 // the end of a batch
