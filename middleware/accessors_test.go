@@ -205,9 +205,8 @@ func TestLogFieldsAreThoseOfTheArrival(t *testing.T) {
 	}
 	assert.Equal(t, want, d.LogFields())
 	e := d.Event(msg.Context(), middleware.EventRequeued, time.Now())
-	if e.MessageID != "u-1" || e.MessageUUID != "u-1" || e.CorrelationID != "c-1" {
-		t.Errorf("told %+v", e)
-	}
+	assert.False(t, e.MessageID != "u-1" || e.MessageUUID != "u-1" || e.CorrelationID != "c-1",
+		"told %+v", e)
 }
 
 // The Subscriber asks while the handler may write the message's context, so the context of the

@@ -73,6 +73,18 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
+// returns reports whether h returns. Else it ends its goroutine.
+func returns(h message.HandlerFunc, msg *message.Message) (returned bool) {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = h(msg)
+		returned = true
+	}()
+	<-ended
+	return returned
+}
+
 func wantErrors(tb testing.TB, got error, want ...error) {
 	tb.Helper()
 	for _, w := range want {

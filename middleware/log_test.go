@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -16,6 +18,8 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/budget"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
@@ -32,22 +36,45 @@ func logged(
 	return lines[level][0]
 }
 
-func TestLogOfARetry(t *testing.T) {
+// An outcome is one line with the ids, the place and the attempt.
+func TestLogOfAnOutcome(t *testing.T) {
 	t.Parallel()
-	msg := newMessage(delivery{State: state{Failures: 1}})
-	msg.Metadata.Set(wmiddleware.CorrelationIDMetadataKey, "c-1")
-	line := logged(t, watermill.InfoLogLevel, failsWith(errBoom), msg)
-	want := watermill.LogFields{
-		"message_id": msg.UUID, "message_uuid": msg.UUID, "correlation_id": "c-1", "handler": "",
-		"queue": "orders", "topic": "",
-		"attempt": 2, "delay": 10 * time.Second, "class": "retryable", "error": "boom",
+	for want, test := range map[string]struct {
+		err    error
+		level  watermill.LogLevel
+		fields watermill.LogFields
+	}{
+		"Message will be retried": {errBoom, watermill.InfoLogLevel, watermill.LogFields{
+			"delay": 10 * time.Second, "class": "retryable", "error": "boom",
+		}},
+		"Message snoozed": {
+			middleware.Snooze(errBoom, time.Minute),
+			watermill.InfoLogLevel,
+			watermill.LogFields{"delay": time.Minute, "error": "boom"},
+		},
+		"Message dead-lettered": {
+			middleware.Permanent(errBoom),
+			watermill.ErrorLogLevel,
+			watermill.LogFields{"class": "permanent", "reason": "permanent"},
+		},
+	} {
+		msg := newMessage(delivery{State: state{Failures: 1}})
+		msg.Metadata.Set(wmiddleware.CorrelationIDMetadataKey, "c-1")
+		line := logged(t, test.level, failsWith(test.err), msg)
+		assert.Equal(t, want, line.Msg)
+		assert.Equal(t, test.fields.Add(watermill.LogFields{
+			"message_id": msg.UUID, "message_uuid": msg.UUID, "correlation_id": "c-1", "handler": "",
+			"queue": "orders", "topic": "", "attempt": 2,
+		}), line.Fields, want)
+		if test.level == watermill.ErrorLogLevel {
+			assert.EqualError(t, line.Err, "boom")
+			assert.ErrorIs(t, line.Err, errBoom)
+		}
 	}
-	assert.Equal(t, "Message will be retried", line.Msg)
-	assert.Equal(t, want, line.Fields)
 }
 
 // The line has the delay of the wait queue, and beside it the delay that was asked for if the two
-// differ by more than a tenth.
+// differ by more than a tenth. Observers are told both.
 func TestLogOfADelayThatIsRoundedUp(t *testing.T) {
 	t.Parallel()
 	for given, asked := range map[time.Duration]any{
@@ -60,13 +87,15 @@ func TestLogOfADelayThatIsRoundedUp(t *testing.T) {
 		assert.Equal(t, asked, line.Fields["asked"])
 	}
 	// A Republisher that knows only afterwards.
+	var told events
 	logger := watermill.NewCaptureLogger()
-	_, _ = newRetry(
-		t, slower{}, withLogger(logger),
-	).Middleware(failsWith(errBoom))(newMessage(delivery{}))
+	retry := newRetry(t, slower{}, withLogger(logger), withObserver(&told))
+	acked(t, retry.Middleware(failsWith(errBoom)), newMessage(delivery{}))
 	line := logger.Captured()[watermill.InfoLogLevel][0]
 	assert.Equal(t, 5*time.Second, line.Fields["delay"])
 	assert.Equal(t, time.Second, line.Fields["asked"])
+	assert.Equal(t, time.Second, told.all[0].DelayAsked)
+	assert.Equal(t, 5*time.Second, told.all[0].DelayGiven)
 }
 
 // DelayedRetry logs and tells when the handler has returned: the ids count that the
@@ -91,20 +120,6 @@ func TestLogAndEventsHaveTheIDsThatTheHandlerLeft(t *testing.T) {
 	}
 }
 
-func TestLogOfADeadLetter(t *testing.T) {
-	t.Parallel()
-	msg := newMessage(delivery{})
-	line := logged(t, watermill.ErrorLogLevel, failsWith(middleware.Permanent(errBoom)), msg)
-	want := watermill.LogFields{
-		"message_id": msg.UUID, "message_uuid": msg.UUID, "handler": "", "queue": "orders", "topic": "",
-		"attempt": 1, "class": "permanent", "reason": "permanent",
-	}
-	assert.Equal(t, "Message dead-lettered", line.Msg)
-	assert.Equal(t, "boom", line.Err.Error())
-	assert.Equal(t, want, line.Fields)
-	wantErrors(t, line.Err, errBoom)
-}
-
 func TestNoStackAndNoLongTextIsLogged(t *testing.T) {
 	t.Parallel()
 	for name, h := range map[string]message.HandlerFunc{
@@ -114,9 +129,8 @@ func TestNoStackAndNoLongTextIsLogged(t *testing.T) {
 		"long": failsWith(errors.New(strings.Repeat("boom ", 1<<18))),
 	} {
 		text, _ := logged(t, watermill.InfoLogLevel, h, newMessage(delivery{})).Fields["error"].(string)
-		if text == "" || len(text) > 512 || strings.Contains(text, ".go:") {
-			t.Errorf("%s: logged %d bytes: %q", name, len(text), text)
-		}
+		assert.False(t, text == "" || len(text) > 512 || strings.Contains(text, ".go:"),
+			"%s: logged %d bytes: %q", name, len(text), text)
 	}
 }
 
@@ -130,23 +144,6 @@ func TestLogOfAnInterruption(t *testing.T) {
 	line := logged(t, watermill.InfoLogLevel, h, attached(cancelled, delivery{}))
 	assert.Equal(t, "context canceled", line.Fields["cause"])
 	assert.Equal(t, "boom", line.Fields["error"])
-}
-
-// Outside of DelayedRetry a Timeout looks like a shutdown: the message would be
-// handled again and again, no attempt counted.
-func TestATimeoutInTheWrongPlaceIsNamed(t *testing.T) {
-	t.Parallel()
-	logger := watermill.NewCaptureLogger()
-	retry := newRetry(t, newBroker(), withLogger(logger))
-	waits := consumer(func(msg *message.Message) error {
-		<-msg.Context().Done()
-		return errBoom
-	})
-	_, err := wmiddleware.Timeout(time.Millisecond)(retry.Middleware(waits))(newMessage(delivery{}))
-	wantErrors(t, err, errBoom, middleware.ErrInterrupted)
-	lines := logger.Captured()[watermill.ErrorLogLevel]
-	require.Len(t, lines, 1)
-	assert.Contains(t, lines[0].Msg, "Timeout middleware belongs inside")
 }
 
 func TestLogOfAPolicyThatPanics(t *testing.T) {
@@ -196,17 +193,6 @@ func TestTheHookIsShownTheDeadLetter(t *testing.T) {
 	assert.Equal(t, 3, dead.State.Failures)
 	dead.State.History[0].Attempt = 9
 	assert.NotEqual(t, 9, broker.DeadLetters()[0].State.History[0].Attempt)
-}
-
-func TestTheHookOfAMessageThatWasNotHandled(t *testing.T) {
-	t.Parallel()
-	var told []middleware.DeadLetter
-	hook := func(_ context.Context, dead middleware.DeadLetter) { told = append(told, dead) }
-	h := newRetry(t, newBroker(), middleware.WithDeadLetterHook(hook)).Middleware(mustNotBeCalled(t))
-	_, err := h(newMessage(delivery{State: state{Failures: 3, Error: "third"}}))
-	if err != nil || len(told) != 1 || told[0].Err != nil || told[0].State.Error != "third" {
-		t.Errorf("got %v, %+v", err, told)
-	}
 }
 
 func TestTheHookIsNotCalled(t *testing.T) {
@@ -277,21 +263,383 @@ func TestAHookThatEndsItsGoroutineLeavesTheMessageAcked(t *testing.T) {
 		func(context.Context, middleware.DeadLetter) { runtime.Goexit() },
 	)).Middleware(failsWith(middleware.Permanent(errBoom)))
 	msg := newMessage(delivery{})
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_, _ = h(msg)
-	}()
-	<-ended
+	require.False(t, returns(h, msg))
 	assert.True(t, isClosed(msg.Acked()))
 	assert.False(t, isClosed(msg.Nacked()))
 }
 
-func TestANilHookIsRefused(t *testing.T) {
+// events keeps the events of an observer.
+type events struct{ all []event }
+
+func (o *events) Observe(_ context.Context, e event) { o.all = append(o.all, e) }
+
+func (o *events) kinds() []middleware.EventKind {
+	var kinds []middleware.EventKind
+	for _, e := range o.all {
+		kinds = append(kinds, e.Kind)
+	}
+	return kinds
+}
+
+func (o *events) want(t *testing.T, kinds ...middleware.EventKind) {
+	t.Helper()
+	require.Equal(t, kinds, o.kinds())
+}
+
+// In a bubble every time is exact: the whole of each event is compared.
+func TestEventsOfAMessage(t *testing.T) {
 	t.Parallel()
-	_, err := middleware.NewDelayedRetry(
-		unused{}, tenfold, middleware.WithDeadLetterHook(nil), middleware.WithSnoozeLimit(0),
+	synctest.Test(t, func(t *testing.T) {
+		const took = 30 * time.Millisecond
+		var told events
+		broker := newBroker()
+		retry := newRetry(t, broker, withObserver(&told), withClassifier(permanentErrors(errGone)))
+		msg := middlewaretest.NewMessage(middleware.Delivery{
+			Queue: "orders", MessageID: "m-1", CorrelationID: "c-1",
+		}, nil)
+		calls := 0
+		later := middleware.Snooze(errBoom, time.Minute)
+		broker.Run(retry.Middleware(consumer(func(*message.Message) error {
+			calls++
+			time.Sleep(took)
+			switch calls {
+			case 1:
+				return errBoom
+			case 2:
+				return later
+			}
+			return errGone
+		})), msg)
+
+		// Run's clock stands still while a message waits. Run sets the time of the republish
+		// back instead.
+		began := time.Now().Add(-3 * took).UTC()
+		common := event{
+			Queue: "orders", MessageID: "m-1", CorrelationID: "c-1", MessageUUID: msg.UUID, Called: true,
+			Duration: took,
+		}
+		retried, snoozed, dead := common, common, common
+		retried.Kind, retried.At = middleware.EventRetried, began.Add(took)
+		retried.Attempt, retried.Failures, retried.Class, retried.Err = 1, 1, "retryable", errBoom
+		retried.DelayAsked, retried.DelayGiven = time.Second, time.Second
+		snoozed.Kind, snoozed.At, snoozed.Attempt, snoozed.Failures = middleware.EventSnoozed, began.Add(
+			2*took,
+		), 2, 1
+		snoozed.Err, snoozed.DelayAsked, snoozed.DelayGiven = later, time.Minute, time.Minute
+		snoozed.DelayMeasured, snoozed.LastDelay, snoozed.Age = time.Second, time.Second, time.Second+took
+		dead.Kind, dead.At = middleware.EventDeadLettered, began.Add(3*took)
+		dead.Attempt, dead.Failures = 2, 2
+		dead.Class, dead.Reason, dead.Err = "permanent", "permanent", errGone
+		dead.DelayMeasured, dead.LastDelay = time.Minute, time.Minute
+		dead.Age = time.Minute + time.Second + 2*took
+		for i, want := range []event{retried, snoozed, dead} {
+			assert.False(t, i >= len(told.all))
+			assert.Equal(t, want, told.all[i])
+		}
+		require.Len(t, told.all, 3)
+	})
+}
+
+var errGone = errors.New("gone")
+
+func TestEventOfASuccess(t *testing.T) {
+	t.Parallel()
+	for name, failures := range map[string]int{"at once": 0, "after two failures": 2} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var told events
+			notes := state{Failures: failures}
+			if failures > 0 {
+				notes.FirstSeen, notes.FirstFailure = time.Now().Add(-time.Hour), time.Now().Add(-time.Hour)
+			}
+			_, err := newRetry(t, unused{}, withObserver(&told)).Middleware(succeeds)(
+				newMessage(middleware.Delivery{State: notes}),
+			)
+			require.NoError(t, err)
+			told.want(t, middleware.EventHandled)
+			e := told.all[0]
+			if e.Attempt != failures+1 || e.Failures != failures || e.Err != nil || !e.Called ||
+				e.Duration <= 0 {
+				t.Errorf("told %+v", e)
+			}
+			if failures > 0 && (e.Age < time.Hour || e.Age > 2*time.Hour) || failures == 0 && e.Age != 0 {
+				t.Errorf("age %v", e.Age)
+			}
+		})
+	}
+}
+
+// A panic is told with its stack, which no text of the event has.
+func TestEventOfAPanic(t *testing.T) {
+	t.Parallel()
+	var told events
+	handle(t, func(*message.Message) ([]*message.Message, error) { panic("no stock") },
+		withObserver(&told))
+	told.want(t, middleware.EventRetried)
+	var panicked *middleware.PanicError
+	if e := told.all[0]; !errors.As(e.Err, &panicked) || len(panicked.Stack) == 0 ||
+		e.ErrorText() != "panic: no stock" {
+		t.Errorf("told %+v, %q", e, e.ErrorText())
+	}
+	assert.Empty(t, (event{}).ErrorText())
+}
+
+func TestEventsWhileTheMachineryFails(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var told events
+		broker := newBroker()
+		retry := newRetry(t, broker, withObserver(&told))
+		broker.FailNext(2, errUnconfirmed)
+		held := middleware.Delivery{HoldUntil: time.Now().Add(2 * time.Second)}
+		acked(t, retry.Middleware(failsWith(errBoom)), newMessage(held))
+		told.want(t, middleware.EventFailing, middleware.EventFailing, middleware.EventRecovered,
+			middleware.EventRetried)
+		for i, want := range []event{
+			{Tries: 1, Err: errUnconfirmed},
+			{Tries: 2, Err: errUnconfirmed, Held: 500 * time.Millisecond},
+			{Tries: 3, Held: 1500 * time.Millisecond},
+		} {
+			if got := told.all[i]; got.Tries != want.Tries || got.Held != want.Held ||
+				!errors.Is(got.Err, want.Err) {
+				t.Errorf("told %+v, want %+v", got, want)
+			}
+		}
+
+		told.all = nil
+		broker.FailNext(9, errUnconfirmed)
+		held.HoldUntil = time.Now().Add(2 * time.Second)
+		_, err := retry.Middleware(failsWith(errBoom))(newMessage(held))
+		told.want(t, middleware.EventFailing, middleware.EventFailing, middleware.EventFailing,
+			middleware.EventRequeued)
+		last := told.all[3]
+		if last.Err != err || last.Tries != 3 || last.Held != 1500*time.Millisecond || !last.Called {
+			t.Errorf("told %+v", last)
+		}
+		wantErrors(t, last.Err, middleware.ErrNotHandedOver, errBoom, errUnconfirmed)
+	})
+}
+
+func TestEventOfAnInterruption(t *testing.T) {
+	t.Parallel()
+	done, cancel := context.WithCancel(context.Background())
+	cancel()
+	gone := make(chan struct{})
+	for name, test := range map[string]struct {
+		msg    *message.Message
+		called bool
+	}{
+		"before the handler": {attached(done, middleware.Delivery{}), false},
+		"while it works":     {newMessage(middleware.Delivery{Gone: gone}), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var told events
+			retry := newRetry(t, unused{}, withObserver(&told))
+			_, err := retry.Middleware(consumer(func(*message.Message) error {
+				close(gone)
+				return errBoom
+			}))(test.msg)
+			told.want(t, middleware.EventRequeued)
+			if e := told.all[0]; e.Err != err || e.Called != test.called {
+				t.Errorf("told %+v", e)
+			}
+			assert.True(t, middleware.DeliveryOf(test.msg.Context(), test.msg).ToldRequeued())
+		})
+	}
+}
+
+func TestEventOfAMessageThatTheHandlerSettled(t *testing.T) {
+	t.Parallel()
+	var told events
+	_, err := newRetry(t, unused{}, withObserver(&told)).Middleware(consumer(
+		func(msg *message.Message) error { msg.Ack(); return errBoom }))(
+		newMessage(middleware.Delivery{}),
 	)
-	want := "new delayed retry: WithDeadLetterHook: hook is nil\nWithSnoozeLimit: 0s is not positive"
-	assert.EqualError(t, err, want)
+	wantErrors(t, err, errBoom)
+	told.want(t, middleware.EventSelfSettled)
+}
+
+// Of two DelayedRetry around a handler only one tells.
+func TestNothingIsToldTwice(t *testing.T) {
+	t.Parallel()
+	closing := closedChan()
+	for name, test := range map[string]struct {
+		handler message.HandlerFunc
+		broker  *middlewaretest.Broker
+		want    middleware.EventKind
+	}{
+		"handled":  {succeeds, newBroker(), middleware.EventHandled},
+		"retried":  {failsWith(errBoom), newBroker(), middleware.EventRetried},
+		"returned": {failsWith(errBoom), newBroker(), middleware.EventRequeued},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var told events
+			inner := newRetry(t, test.broker, withObserver(&told))
+			outer := newRetry(t, test.broker, withObserver(&told))
+			delivery := middleware.Delivery{}
+			if test.want == middleware.EventRequeued {
+				test.broker.FailNext(1, middleware.ErrNotDelivered)
+				delivery.Closing = closing
+			}
+			_, _ = outer.Middleware(inner.Middleware(test.handler))(newMessage(delivery))
+
+			kinds := slices.DeleteFunc(
+				told.kinds(), func(k middleware.EventKind) bool { return k == middleware.EventFailing },
+			)
+			assert.Equal(t, []middleware.EventKind{test.want}, kinds)
+		})
+	}
+}
+
+// Watermill's Retry around calls the middleware again with the same message.
+func TestASecondCallIsToldAsWell(t *testing.T) {
+	t.Parallel()
+	var told events
+	h := newRetry(t, unused{}, withObserver(&told)).Middleware(succeeds)
+	msg := newMessage(middleware.Delivery{})
+	_, _ = h(msg)
+	_, _ = h(msg)
+	told.want(t, middleware.EventHandled, middleware.EventHandled)
+}
+
+func TestAnObserverThatPanicsChangesNothing(t *testing.T) {
+	t.Parallel()
+	logger := watermill.NewCaptureLogger()
+	var told events
+	broker := newBroker()
+	retry := newRetry(t, broker, withLogger(logger), withObserver(
+		middleware.ObserverFunc(func(context.Context, event) { panic("of mine") }), &told,
+	))
+	result := broker.Run(retry.Middleware(failsWith(errBoom)), newMessage(middleware.Delivery{}))
+	assert.Equal(t, "dead-lettered (exhausted) after 3 attempts, delays 1s 10s", result.String())
+	told.want(t, middleware.EventRetried, middleware.EventRetried, middleware.EventDeadLettered)
+	panics := 0
+	for _, line := range logger.Captured()[watermill.ErrorLogLevel] {
+		if line.Msg == "Observer panicked" && line.Fields["value"] == "of mine" {
+			panics++
+		}
+	}
+	assert.Equal(t, 1, panics)
+}
+
+// An observer that ends the goroutine leaves no message unsettled. The message is acked if the
+// broker has confirmed a copy, else nacked.
+func TestAnObserverThatEndsTheGoroutine(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		handler message.HandlerFunc
+		at      middleware.EventKind
+		acked   bool
+	}{
+		"handled":     {succeeds, middleware.EventHandled, false},
+		"handed over": {failsWith(errBoom), middleware.EventRetried, true},
+		"failing":     {failsWith(errBoom), middleware.EventFailing, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			broker := newBroker()
+			if test.at == middleware.EventFailing {
+				broker.FailNext(1, nil)
+			}
+			retry := newRetry(t, broker, withObserver(middleware.ObserverFunc(
+				func(_ context.Context, e event) {
+					if e.Kind == test.at {
+						runtime.Goexit()
+					}
+				})))
+			msg := newMessage(middleware.Delivery{})
+			require.False(t, returns(retry.Middleware(test.handler), msg))
+			assert.Equal(t, test.acked, isClosed(msg.Acked()))
+			assert.NotEqual(t, test.acked, isClosed(msg.Nacked()))
+		})
+	}
+}
+
+// oversized is a Republisher for which no message has room for notes.
+type oversized struct{ unused }
+
+func (oversized) Republish(
+	context.Context, *message.Message, time.Duration, header.RetryState,
+) (middleware.Republished, error) {
+	return middleware.Republished{Reason: header.ReasonOversized}, nil
+}
+
+// slower is a Republisher whose wait queue has a longer delay than it was asked for.
+type slower struct{ unused }
+
+func (slower) Republish(
+	context.Context, *message.Message, time.Duration, header.RetryState,
+) (middleware.Republished, error) {
+	return middleware.Republished{Delay: 5 * time.Second}, nil
+}
+
+// The log used to say that such a message will be retried.
+func TestAMessageThatCouldOnlyBeDeadLetteredIsNotCalledRetried(t *testing.T) {
+	t.Parallel()
+	for name, err := range map[string]error{
+		"retry": errBoom, "snooze": middleware.Snooze(errBoom, time.Hour),
+	} {
+		var told events
+		logger := watermill.NewCaptureLogger()
+		retry := newRetry(t, oversized{}, withObserver(&told), withLogger(logger))
+		acked(t, retry.Middleware(failsWith(err)), newMessage(middleware.Delivery{}))
+		told.want(t, middleware.EventDeadLettered)
+		if e := told.all[0]; e.Reason != "oversized" || e.DelayAsked != 0 {
+			t.Errorf("%s: told %+v", name, e)
+		}
+		lines := logger.Captured()
+		require.Len(t, lines, 1, name)
+		require.Len(t, lines[watermill.ErrorLogLevel], 1, name)
+		line := lines[watermill.ErrorLogLevel][0]
+		_, delay := line.Fields["delay"]
+		if line.Msg != "Message dead-lettered" || line.Fields["reason"] != "oversized" || delay {
+			t.Errorf("%s: logged %q with %v", name, line.Msg, line.Fields)
+		}
+	}
+}
+
+// The names that the router puts into the context, and the correlation id that a
+// middleware has set, are in every event.
+func TestEventsNameThePlace(t *testing.T) {
+	t.Parallel()
+	got := make(chan event, 10)
+	pubSub := running(t, succeeds, withObserver(middleware.ObserverFunc(
+		func(_ context.Context, e event) { got <- e })))
+	msg := message.NewMessage("order-7", nil)
+	wmiddleware.SetCorrelationID("c-1", msg)
+	require.NoError(t, pubSub.Publish("orders", msg))
+	e := <-got
+	if e.Handler != "billing" || e.Topic != "orders" || e.MessageUUID != "order-7" ||
+		e.CorrelationID != "c-1" {
+		t.Errorf("told %+v", e)
+	}
+}
+
+// A budget closes with one message and opens with another. A message that it slows down or
+// holds back says so.
+func TestEventsOfABudget(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var told events
+		s := newSpender(
+			t, budget.Config{Share: 0.5, Minimum: 2, Probes: 1}, withObserver(&told),
+		)
+		s.expect(errBoom, "1s", "1m0s")
+		told.want(t, middleware.EventRetried, middleware.EventBudgetClosed, middleware.EventRetried)
+		if told.all[0].OverBudget || !told.all[2].OverBudget || told.all[2].DelayAsked != time.Minute {
+			t.Errorf("told %+v", told.all)
+		}
+		told.all = nil
+		s.expect(nil, "handled", "held back 1m0s")
+		told.want(t, middleware.EventHandled, middleware.EventSnoozed)
+		if e := told.all[1]; !e.OverBudget || e.Called || e.Err != nil || e.DelayAsked != time.Minute {
+			t.Errorf("told %+v", e)
+		}
+		told.all = nil
+		time.Sleep(11 * time.Second) // nothing is left in the window
+		s.expect(nil, "handled")
+		told.want(t, middleware.EventBudgetOpened, middleware.EventHandled)
+	})
 }

@@ -17,7 +17,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 )
@@ -101,6 +100,7 @@ func TestMarksReadLikeTheErrorTheyMark(t *testing.T) {
 		"Permanent":  middleware.Permanent(errBoom),
 		"Retryable":  middleware.Retryable(errBoom),
 		"RetryAfter": middleware.RetryAfter(errBoom, time.Second),
+		"Snooze":     middleware.Snooze(errBoom, time.Second),
 	} {
 		assert.Equal(t, "boom", marked.Error(), name)
 		assert.Same(t, errBoom, errors.Unwrap(marked), name)
@@ -108,21 +108,7 @@ func TestMarksReadLikeTheErrorTheyMark(t *testing.T) {
 	assert.Nil(t, middleware.Permanent(nil), "a mark of nil is not nil")
 	assert.Nil(t, middleware.Retryable(nil), "a mark of nil is not nil")
 	assert.Nil(t, middleware.RetryAfter(nil, 1), "a mark of nil is not nil")
-}
-
-// Watermill's Retry removes cenkalti's mark, and keeps millpond's.
-func TestMarksInsideWatermillRetry(t *testing.T) {
-	t.Parallel()
-	retry := wmiddleware.Retry{InitialInterval: time.Nanosecond}
-	for name, test := range map[string]struct {
-		err  error
-		want header.Class
-	}{
-		"millpond": {middleware.Permanent(errBoom), permanent},
-		"cenkalti": {backoff5.Permanent(errBoom), retryable},
-	} {
-		assert.Equal(t, test.want, handle(t, retry.Middleware(failsWith(test.err))).State.Class, name)
-	}
+	assert.Nil(t, middleware.Snooze(nil, 1), "a mark of nil is not nil")
 }
 
 func TestMarksThroughAPanic(t *testing.T) {
@@ -191,14 +177,6 @@ func TestSnoozeIsFoundAsOtherMarksAre(t *testing.T) {
 	}
 }
 
-func TestSnoozeHasTheTextOfItsError(t *testing.T) {
-	t.Parallel()
-	assert.Nil(t, middleware.Snooze(nil, time.Minute))
-	err := middleware.Snooze(errBoom, time.Minute)
-	assert.Equal(t, "boom", err.Error())
-	assert.ErrorIs(t, err, errBoom)
-}
-
 func TestASnoozedMessageKeepsItsAttempts(t *testing.T) {
 	t.Parallel()
 	broker := newBroker()
@@ -251,18 +229,6 @@ func TestSnoozeEndsAfterADay(t *testing.T) {
 	}
 }
 
-func TestLogOfASnooze(t *testing.T) {
-	t.Parallel()
-	msg := newMessage(delivery{})
-	line := logged(t, watermill.InfoLogLevel, failsWith(middleware.Snooze(errBoom, time.Minute)), msg)
-	want := watermill.LogFields{
-		"message_id": msg.UUID, "message_uuid": msg.UUID, "handler": "", "queue": "orders", "topic": "",
-		"attempt": 1, "delay": time.Minute, "error": "boom",
-	}
-	assert.Equal(t, "Message snoozed", line.Msg)
-	assert.Equal(t, want, line.Fields)
-}
-
 func TestLogOfAMessageSnoozedForTooLong(t *testing.T) {
 	t.Parallel()
 	logger := watermill.NewCaptureLogger()
@@ -276,16 +242,6 @@ func TestLogOfAMessageSnoozedForTooLong(t *testing.T) {
 	require.True(t, strings.HasPrefix(lines[0].Msg, "Message cannot be snoozed any longer"))
 	require.Equal(t, "Message will be retried", lines[1].Msg)
 	assert.True(t, lines[0].Fields["first_seen"].(time.Time).Equal(seen))
-}
-
-func TestASnoozeThatCannotBeHandedOverIsNacked(t *testing.T) {
-	t.Parallel()
-	broker := newBroker()
-	broker.FailNext(1, middleware.ErrNotDelivered)
-	_, err := newRetry(t, broker).Middleware(
-		failsWith(middleware.Snooze(errBoom, time.Minute)),
-	)(newMessage(delivery{}))
-	wantErrors(t, err, errBoom, middleware.ErrNotHandedOver)
 }
 
 // comparing is an error that panics when it is compared.
@@ -330,19 +286,5 @@ func TestWithSnoozeForSnoozes(t *testing.T) {
 			assert.Equal(t, test.want, got.Delay)
 			assert.Equal(t, test.class, got.State.Class)
 		})
-	}
-}
-
-func TestWithSnoozeForRefuses(t *testing.T) {
-	t.Parallel()
-	_, err := middleware.NewDelayedRetry(newBroker(), backoff.None{},
-		middleware.WithSnoozeFor(0, errBoom), middleware.WithSnoozeFor(time.Second),
-		middleware.WithSnoozeFor(time.Second, errBoom, nil))
-	require.Error(t, err)
-	for _, want := range []string{
-		"WithSnoozeFor: 0s is not positive", "WithSnoozeFor: no errors are named",
-		"WithSnoozeFor: error 1 is nil",
-	} {
-		assert.ErrorContains(t, err, want)
 	}
 }

@@ -153,19 +153,28 @@ func TestADeadLetterIsHeldToo(t *testing.T) {
 		_, err := newRetry(t, broker).Middleware(
 			failsWith(middleware.Permanent(errBoom)),
 		)(newMessage(delivery{}))
-		if err != nil || len(broker.Calls()) != 4 || len(broker.DeadLetters()) != 1 {
-			t.Errorf("got %v, %+v", err, broker.Calls())
-		}
+		assert.False(t, err != nil || len(broker.Calls()) != 4 || len(broker.DeadLetters()) != 1,
+			"got %v, %+v", err, broker.Calls())
 	})
 }
 
 func TestAMessageThatWasNotDeliveredIsNotHeld(t *testing.T) {
 	t.Parallel()
-	broker := newBroker()
-	broker.FailNext(1, middleware.ErrNotDelivered)
-	_, err := newRetry(t, broker).Middleware(failsWith(errBoom))(newMessage(delivery{}))
-	wantErrors(t, err, errBoom, middleware.ErrNotDelivered, middleware.ErrNotHandedOver)
-	require.Len(t, broker.Calls(), 1)
+	for name, test := range map[string]struct {
+		err      error
+		failures int
+	}{
+		"retry": {errBoom, 0}, "snooze": {middleware.Snooze(errBoom, time.Minute), 0},
+		"past its limit": {nil, 3},
+	} {
+		broker := newBroker()
+		broker.FailNext(1, middleware.ErrNotDelivered)
+		msg := newMessage(delivery{State: state{Failures: test.failures}})
+		_, err := newRetry(t, broker).Middleware(failsWith(test.err))(msg)
+		wantErrors(t, err, middleware.ErrNotDelivered, middleware.ErrNotHandedOver)
+		assert.Equal(t, test.err != nil, errors.Is(err, errBoom), name)
+		require.Len(t, broker.Calls(), 1, name)
+	}
 }
 
 func TestATryThatTakesLongIsFinished(t *testing.T) {

@@ -66,16 +66,13 @@ func TestParseRetryAfter(t *testing.T) {
 		"seconds by another clock":  {"7", "Wed, 01 Jan 2020 00:00:03 GMT", 7 * time.Second, true},
 		"an answer without a value": {"", "Wed, 01 Jan 2020 00:00:03 GMT", 0, false},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			header := http.Header{"Retry-After": {test.value, "99"}}
-			if test.date != "" {
-				header.Set("Date", test.date)
-			}
-			got, found := parseRetryAfter(header, func() time.Time { return now })
-			assert.Equal(t, test.want, got)
-			assert.Equal(t, test.found, found)
-		})
+		header := http.Header{"Retry-After": {test.value, "99"}}
+		if test.date != "" {
+			header.Set("Date", test.date)
+		}
+		got, found := parseRetryAfter(header, func() time.Time { return now })
+		assert.Equal(t, test.want, got, name)
+		assert.Equal(t, test.found, found, name)
 	}
 	if _, found := parseRetryAfter(nil, time.Now); found {
 		t.Error("found in nil")
@@ -155,9 +152,8 @@ func TestRetryAfterOfAServer(t *testing.T) {
 		_, _ = io.Copy(io.Discard, resp.Body)
 		_ = resp.Body.Close()
 		got, found := parseRetryAfter(resp.Header, time.Now)
-		if found != want.found || got < want.low || got > want.high {
-			t.Errorf("%s: got %v, %v, want %+v", path, got, found, want)
-		}
+		assert.False(t, found != want.found || got < want.low || got > want.high,
+			"%s: got %v, %v, want %+v", path, got, found, want)
 	}
 }
 
@@ -169,9 +165,8 @@ func FuzzParseRetryAfter(f *testing.F) {
 	f.Fuzz(func(t *testing.T, value, date string) {
 		header := http.Header{"Retry-After": {value}, "Date": {date}}
 		got, found := parseRetryAfter(header, time.Now)
-		if got < 0 || got > backoff.MaxDelay || !found && got != 0 {
-			t.Errorf("%q, %q: got %v, %v", value, date, got, found)
-		}
+		assert.False(t, got < 0 || got > backoff.MaxDelay || !found && got != 0,
+			"%q, %q: got %v, %v", value, date, got, found)
 		mark, marked := markOf(RetryAfterHeader(errTest, header, time.Minute))
 		assert.Equal(t, found, marked)
 		assert.False(t, mark.floor > min(got, time.Minute))

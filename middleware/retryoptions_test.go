@@ -26,17 +26,25 @@ func TestEverythingThatIsWrongIsInOneError(t *testing.T) {
 	_, err := middleware.NewDelayedRetry(nil, backoff.List{-time.Second},
 		withClassifier(nil, middleware.ClassifierFunc(nil)),
 		middleware.WithDefaultClass("fatal"), withMaxAttempts(0), withMaxAge(0),
-		withLogger(nil), nil)
+		withLogger(nil), nil,
+		withClassifier(permanentIf(nil)), withObserver(nil, (*events)(nil)),
+		middleware.WithErrorText(nil), middleware.WithDeadLetterHook(nil), middleware.WithSnoozeLimit(0),
+		middleware.WithSnoozeFor(0, errBoom), middleware.WithSnoozeFor(time.Second),
+		middleware.WithSnoozeFor(time.Second, errBoom, nil), middleware.WithBudget(nil))
 	require.Error(t, err)
 	for _, want := range []string{
+		"WithLogger: logger is nil\noption 5 is nil\nWithClassifier: classifier 0 is nil",
+		"WithObserver: observer 0 is nil", "WithObserver: observer 1 is nil",
+		"WithErrorText: text is nil", "WithDeadLetterHook: hook is nil",
+		"WithSnoozeLimit: 0s is not positive", "WithSnoozeFor: 0s is not positive",
+		"WithSnoozeFor: no errors are named", "WithSnoozeFor: error 1 is nil",
+		"WithBudget: budget is nil",
 		"new delayed retry: republisher is nil",
 		"backoff.List",
 		"WithClassifier: classifier 0 is nil", "WithClassifier: classifier 1 is nil",
 		`WithDefaultClass: unknown class "fatal"`,
 		"WithMaxAttempts: 0 is less than 1",
 		"WithMaxAge: 0s is not positive",
-		"WithLogger: logger is nil",
-		"option 5 is nil",
 	} {
 		assert.ErrorContains(t, err, want)
 	}

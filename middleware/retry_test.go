@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -33,9 +34,8 @@ func TestSuccessIsLeftAlone(t *testing.T) {
 	) {
 		return out, nil
 	})(msg)
-	if err != nil || len(produced) != 1 || &produced[0] != &out[0] {
-		t.Errorf("got %v, %v", produced, err)
-	}
+	assert.False(t, err != nil || len(produced) != 1 || &produced[0] != &out[0],
+		"got %v, %v", produced, err)
 	assert.True(t, msg.Equals(before))
 	assert.Empty(t, broker.Calls())
 }
@@ -56,36 +56,8 @@ func TestFailureIsHandedOver(t *testing.T) {
 	if len(calls) != 1 || calls[0].Message != msg || calls[0].Dead || calls[0].Delay != time.Second {
 		t.Fatalf("got %+v", calls)
 	}
-	if !msg.Equals(before) || isClosed(msg.Acked()) || isClosed(msg.Nacked()) {
-		t.Error("message was changed or settled")
-	}
-}
-
-func TestNotesOfAFailure(t *testing.T) {
-	t.Parallel()
-	earlier := time.Now().Add(-time.Hour)
-	past := []header.AttemptError{{Attempt: 1, At: earlier, Error: "first"}}
-	broker := newBroker()
-	msg := newMessage(delivery{State: state{
-		Failures: 1, FirstSeen: earlier, FirstFailure: earlier, NotBefore: earlier, History: past,
-		OriginExchange: "shop", OriginRoutingKey: "order.created", Deadline: earlier.Add(24 * time.Hour),
-	}})
-	began := time.Now()
-	acked(t, newRetry(t, broker).Middleware(failsWith(errBoom)), msg)
-	n := broker.Calls()[0].State
-	if n.Failures != 2 || n.Delay != 10*time.Second || n.Error != "boom" || n.Class != retryable ||
-		!n.NotBefore.IsZero() {
-		t.Errorf("got %+v", n)
-	}
-	assert.True(t, n.FirstSeen.Equal(earlier))
-	assert.True(t, n.FirstFailure.Equal(earlier))
-	assert.True(t, n.Deadline.Equal(earlier.Add(24*time.Hour)))
-	assert.Equal(t, "shop", n.OriginExchange)
-	assert.Equal(t, "order.created", n.OriginRoutingKey)
-	if len(n.History) != 2 || n.History[0] != past[0] || n.History[1].Attempt != 2 ||
-		n.History[1].At.Before(began) {
-		t.Errorf("history is %+v", n.History)
-	}
+	assert.True(t, msg.Equals(before) && !isClosed(msg.Acked()) && !isClosed(msg.Nacked()),
+		"message was changed or settled")
 }
 
 func TestAnErrorOfAMegabyteTravelsCut(t *testing.T) {
@@ -126,13 +98,9 @@ func TestOfTwoNestedTheInnerActs(t *testing.T) {
 	assert.Empty(t, outer.Calls())
 	assert.Len(t, inner.DeadLetters(), 1)
 	assert.True(t, last)
-}
 
-func TestOfTwoNestedTheOuterTakesNoTroubleForAFailure(t *testing.T) {
-	t.Parallel()
-	outer, inner := newBroker(), newBroker()
+	// If the inner one cannot hand a failure over, the outer one does not try.
 	inner.FailNext(1, middleware.ErrNotDelivered)
-	h := newRetry(t, outer).Middleware(newRetry(t, inner).Middleware(failsWith(errBoom)))
 	_, err := h(newMessage(delivery{}))
 	wantErrors(t, err, errBoom, middleware.ErrNotHandedOver, middleware.ErrNotDelivered)
 	assert.Empty(t, outer.Calls())
@@ -161,19 +129,25 @@ func TestInterruptedBeforeTheHandler(t *testing.T) {
 	for name, test := range map[string]struct {
 		msg   *message.Message
 		cause error
+		text  string
 	}{
-		"stale":                     {newMessage(delivery{Gone: closedChan()}), nil},
-		"context done":              {attached(done, delivery{}), errShutdown},
-		"context done, no delivery": {message.NewMessageWithContext(done, "uuid", nil), errShutdown},
+		"stale": {
+			newMessage(delivery{Gone: closedChan()}), nil, "handling was interrupted: delivery is stale",
+		},
+		"stale, and past its limit": {
+			newMessage(delivery{Gone: closedChan(), State: state{Failures: 3}}), nil, "delivery is stale",
+		},
+		"context done": {attached(done, delivery{}), errShutdown, "shutdown"},
+		"context done, no delivery": {
+			message.NewMessageWithContext(done, "uuid", nil), errShutdown, "shutdown",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			broker := newBroker()
-			_, err := newRetry(t, broker).Middleware(func(*message.Message) ([]*message.Message, error) {
-				t.Error("handler was called")
-				return nil, nil
-			})(test.msg)
+			_, err := newRetry(t, broker).Middleware(mustNotBeCalled(t))(test.msg)
 			wantErrors(t, err, middleware.ErrInterrupted)
+			assert.ErrorContains(t, err, test.text)
 			if test.cause != nil {
 				wantErrors(t, err, test.cause)
 			}
@@ -191,48 +165,28 @@ func attached(ctx context.Context, d delivery) *message.Message {
 
 func TestInterruptedWhileTheHandlerRan(t *testing.T) {
 	t.Parallel()
-	for name, interrupt := range map[string]func(gone chan struct{}, cancel context.CancelFunc){
-		"stale":        func(gone chan struct{}, _ context.CancelFunc) { close(gone) },
-		"context done": func(_ chan struct{}, cancel context.CancelFunc) { cancel() },
+	for cause, interrupt := range map[string]func(gone chan struct{}, cancel context.CancelFunc){
+		"delivery is stale": func(gone chan struct{}, _ context.CancelFunc) { close(gone) },
+		"context canceled":  func(_ chan struct{}, cancel context.CancelFunc) { cancel() },
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			broker := newBroker()
-			for _, result := range []error{errBoom, nil} {
-				ctx, cancel := context.WithCancel(context.Background())
-				defer cancel()
-				gone := make(chan struct{})
-				msg := attached(ctx, delivery{Gone: gone})
-				_, err := newRetry(t, broker).Middleware(consumer(func(*message.Message) error {
-					interrupt(gone, cancel)
-					return result
-				}))(msg)
-				if result == nil && err != nil {
-					t.Errorf("a success became %v", err)
-				}
-				if result != nil {
-					wantErrors(t, err, errBoom, middleware.ErrInterrupted)
-				}
+		broker := newBroker()
+		for _, result := range []error{errBoom, nil} {
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			gone := make(chan struct{})
+			msg := attached(ctx, delivery{Gone: gone})
+			_, err := newRetry(t, broker).Middleware(consumer(func(*message.Message) error {
+				interrupt(gone, cancel)
+				return result
+			}))(msg)
+			if result == nil {
+				assert.NoError(t, err, "a success")
+				continue
 			}
-			assert.Empty(t, broker.Calls())
-		})
-	}
-}
-
-// A Timeout below replaces the context of the message and cancels it.
-func TestTheContextOfEntryCounts(t *testing.T) {
-	t.Parallel()
-	broker := newBroker()
-	timeout := wmiddleware.Timeout(time.Nanosecond)(consumer(func(msg *message.Message) error {
-		<-msg.Context().Done()
-		return msg.Context().Err()
-	}))
-	msg := newMessage(delivery{})
-	acked(t, newRetry(t, broker).Middleware(timeout), msg)
-	assert.NotNil(t, msg.Context().Err())
-	if calls := broker.Calls(); len(calls) != 1 ||
-		calls[0].State.Error != "context deadline exceeded" || calls[0].Queue != "orders" {
-		t.Errorf("got %+v", calls)
+			wantErrors(t, err, errBoom, middleware.ErrInterrupted)
+			assert.EqualError(t, err, "handling was interrupted: "+cause+"; handler: boom")
+		}
+		assert.Empty(t, broker.Calls(), cause)
 	}
 }
 
@@ -254,19 +208,6 @@ func TestAPublishThatHasBegunIsNotCancelled(t *testing.T) {
 	}
 }
 
-func TestTheTextOfAnInterruptionNamesItsCause(t *testing.T) {
-	t.Parallel()
-	retry := newRetry(t, newBroker())
-	_, err := retry.Middleware(succeeds)(newMessage(delivery{Gone: closedChan()}))
-	assert.Equal(t, "handling was interrupted: delivery is stale", err.Error())
-	gone := make(chan struct{})
-	_, err = retry.Middleware(consumer(func(*message.Message) error {
-		close(gone)
-		return errBoom
-	}))(newMessage(delivery{Gone: gone}))
-	assert.EqualError(t, err, "handling was interrupted: delivery is stale; handler: boom")
-}
-
 // The router hears nothing of a goroutine that ends: without the nack the
 // message would hang for ever.
 func TestGoexitLeavesTheMessageNacked(t *testing.T) {
@@ -286,44 +227,10 @@ func TestGoexitLeavesTheMessageNacked(t *testing.T) {
 		"in a classifier": newRetry(t, broker, withClassifier(exits)).Middleware(failsWith(errBoom)),
 	} {
 		msg := newMessage(delivery{})
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			_, _ = h(msg)
-			t.Errorf("%s: returned", name)
-		}()
-		<-done
+		assert.False(t, returns(h, msg), name)
 		assert.True(t, isClosed(msg.Nacked()), "%s: message is not nacked", name)
 	}
 	assert.Empty(t, broker.Calls())
-}
-
-// A middleware outside that calls twice used to have the message handed over twice.
-func TestAMessageThatWasHandedOverIsNotHandedOverAgain(t *testing.T) {
-	t.Parallel()
-	broker, logger := newBroker(), watermill.NewCaptureLogger()
-	calls := 0
-	h := newRetry(
-		t, broker, withLogger(logger),
-	).Middleware(func(*message.Message) ([]*message.Message, error) {
-		calls++
-		return nil, errBoom
-	})
-	for range 3 {
-		msg := newMessage(delivery{})
-		if produced, err := wmiddleware.Duplicator(h)(msg); produced != nil || err != nil {
-			t.Errorf("got %v, %v", produced, err)
-		}
-	}
-	assert.Equal(t, 3, calls)
-	assert.Len(t, broker.Calls(), 3)
-	said := 0
-	for _, line := range logger.Captured()[watermill.ErrorLogLevel] {
-		if line.Fields["queue"] == "orders" {
-			said++
-		}
-	}
-	assert.Equal(t, 1, said)
 }
 
 // A message that carries the metadata from elsewhere is no sign of a PoisonQueue.
@@ -395,27 +302,6 @@ func receive(t *testing.T, pubSub *gochannel.GoChannel, topic string) *message.M
 	return msg
 }
 
-func TestInARouterAMessageIsRetriedUntilItSucceeds(t *testing.T) {
-	t.Parallel()
-	var mu sync.Mutex
-	var attempts []int
-	pubSub := running(t, func(msg *message.Message) ([]*message.Message, error) {
-		mu.Lock()
-		defer mu.Unlock()
-		attempts = append(attempts, middleware.Attempt(msg.Context()))
-		out := []*message.Message{message.NewMessage("from attempt", []byte{byte(len(attempts))})}
-		if len(attempts) < 3 {
-			return out, errBoom
-		}
-		return out, nil
-	})
-	require.NoError(t, pubSub.Publish("orders", message.NewMessage("order-7", nil)))
-	assert.Equal(t, []byte{3}, []byte(receive(t, pubSub, "out").Payload))
-	mu.Lock()
-	defer mu.Unlock()
-	assert.Equal(t, []int{1, 2, 3}, attempts)
-}
-
 func TestInARouterAMessageIsDeadLetteredAtLast(t *testing.T) {
 	t.Parallel()
 	pubSub := running(t, func(*message.Message) ([]*message.Message, error) { panic("no stock") })
@@ -430,20 +316,133 @@ func TestInARouterAMessageIsDeadLetteredAtLast(t *testing.T) {
 	assert.Equal(t, "order-7", dead.UUID)
 }
 
-// A handler goroutine that ended used to leave the router waiting for ever.
-func TestInARouterGoexitDoesNotHang(t *testing.T) {
+// A handler goroutine that ended used to leave the router waiting for ever. It counts no attempt.
+// Messages that an attempt returns with its error are not published.
+func TestInARouterAMessageIsRetriedUntilItSucceeds(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
-	deliveries := 0
+	var attempts []int
 	pubSub := running(t, func(msg *message.Message) ([]*message.Message, error) {
 		mu.Lock()
 		defer mu.Unlock()
-		if deliveries++; deliveries == 1 {
+		attempts = append(attempts, middleware.Attempt(msg.Context()))
+		out := []*message.Message{message.NewMessage("from call", []byte{byte(len(attempts))})}
+		switch len(attempts) {
+		case 1:
 			runtime.Goexit()
+		case 2, 3:
+			return out, errBoom
 		}
-		assert.Equal(t, 1, middleware.Attempt(msg.Context()))
-		return []*message.Message{message.NewMessage("done", nil)}, nil
+		return out, nil
 	})
 	require.NoError(t, pubSub.Publish("orders", message.NewMessage("order-7", nil)))
-	receive(t, pubSub, "out")
+	assert.Equal(t, []byte{4}, []byte(receive(t, pubSub, "out").Payload))
+	mu.Lock()
+	defer mu.Unlock()
+	assert.Equal(t, []int{1, 1, 2, 3}, attempts)
+}
+
+func mustNotBeCalled(t *testing.T) message.HandlerFunc {
+	t.Helper()
+	return func(*message.Message) ([]*message.Message, error) {
+		t.Error("handler was called")
+		return nil, nil
+	}
+}
+
+func TestAMessagePastItsLimitIsNotHandled(t *testing.T) {
+	t.Parallel()
+	earlier := time.Now().Add(-time.Hour)
+	past := []header.AttemptError{{Attempt: 3, At: earlier, Error: "third"}}
+	broker := newBroker()
+	logger := watermill.NewCaptureLogger()
+	msg := newMessage(delivery{State: state{
+		Failures: 3, FirstSeen: earlier, FirstFailure: earlier, Delay: time.Second, NotBefore: earlier,
+		Error: "third",
+		Class: retryable, History: past, OriginExchange: "shop", OriginRoutingKey: "order.created",
+	}})
+	began := time.Now()
+	var told events
+	var shown []middleware.DeadLetter
+	hook := func(_ context.Context, dead middleware.DeadLetter) { shown = append(shown, dead) }
+	h := newRetry(t, broker, withLogger(logger), withObserver(&told),
+		middleware.WithDeadLetterHook(hook)).Middleware(mustNotBeCalled(t))
+	produced, err := h(msg)
+	require.NoError(t, err)
+	require.Empty(t, produced)
+	dead := broker.DeadLetters()
+	require.False(t, len(dead) != 1 || dead[0].Message != msg || dead[0].State.DeadAt.Before(began),
+		"got %+v", broker.Calls())
+	n := dead[0].State
+	n.DeadAt = time.Time{}
+	want := state{
+		Failures: 3, FirstSeen: earlier, FirstFailure: earlier, Delay: time.Second, Error: "third",
+		Class:   retryable,
+		History: past, OriginExchange: "shop", OriginRoutingKey: "order.created", Reason: exhausted,
+	}
+	assert.Equal(t, want, n)
+
+	lines := logger.Captured()
+	require.Len(t, lines, 1)
+	require.Len(t, lines[watermill.ErrorLogLevel], 1)
+	line := lines[watermill.ErrorLogLevel][0]
+	fields := watermill.LogFields{
+		"message_id": msg.UUID, "message_uuid": msg.UUID, "handler": "", "queue": "orders", "topic": "",
+		"attempt": 4, "reason": "exhausted",
+	}
+	assert.Equal(t, "Message dead-lettered without being handled", line.Msg)
+	assert.Equal(t, fields, line.Fields)
+	assert.ErrorContains(t, line.Err,
+		"message arrived past its limit: its count is forged, another consumer has a longer policy")
+	told.want(t, middleware.EventDeadLettered)
+	if e := told.all[0]; e.Called || e.Err != nil || e.Reason != "exhausted" || e.Attempt != 4 ||
+		e.Failures != 3 {
+		t.Errorf("told %+v", e)
+	}
+	require.Len(t, shown, 1)
+	assert.NoError(t, shown[0].Err)
+	assert.Equal(t, "third", shown[0].State.Error)
+}
+
+func TestThePolicyOfAnErrorThatIsGoneCounts(t *testing.T) {
+	t.Parallel()
+	broker := newBroker()
+	retry, err := middleware.NewDelayedRetry(broker, backoff.None{}, policyFor(
+		selector{Error: retryableErrors(errBoom)}, backoff.List{1, 1, 1, 1},
+	))
+	require.NoError(t, err)
+	assert.Equal(
+		t, 5, broker.Run(retry.Middleware(failsWith(errBoom)), newMessage(delivery{})).Attempts,
+	)
+}
+
+// Given an outer DelayedRetry with a shorter policy, when the inner one grants a retry, then the
+// outer one does not dead-letter the message, not even after a restart.
+func TestOfTwoNestedTheInnerGuards(t *testing.T) {
+	t.Parallel()
+	broker := newBroker()
+	nested := func() message.HandlerFunc {
+		inner, err := middleware.NewDelayedRetry(broker, backoff.List{1, 1, 1, 1})
+		require.NoError(t, err)
+		return newRetry(t, broker).Middleware(inner.Middleware(failsWith(errBoom)))
+	}
+	msg := newMessage(delivery{})
+	for want := 1; want <= 5; want++ {
+		acked(t, nested(), msg)
+		call := broker.Calls()[want-1]
+		require.Equal(t, want, call.State.Failures)
+		require.Equal(t, (want == 5), call.Dead)
+		headers := call.State.Headers("orders")
+		msg = newMessage(delivery{State: header.Parse("orders", func(key string) (string, bool) {
+			value, ok := headers[key]
+			return value, ok
+		})})
+	}
+
+	forged := newMessage(delivery{State: state{Failures: 9, Inner: true}})
+	inner, _ := middleware.NewDelayedRetry(broker, backoff.List{1, 1, 1, 1})
+	h := newRetry(t, broker).Middleware(inner.Middleware(mustNotBeCalled(t)))
+	if _, err := h(forged); err != nil || len(broker.DeadLetters()) != 2 {
+		t.Errorf("got %v, %+v", err, broker.DeadLetters())
+	}
 }
