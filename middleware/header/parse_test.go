@@ -1,14 +1,17 @@
 package header
 
 import (
+	"encoding/json"
 	"maps"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 	"unicode/utf8"
 
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/internal/excerpt"
 	"github.com/millpond-go/millpond/internal/keys"
 )
 
@@ -57,9 +60,7 @@ func TestLiveHeadersSurviveARoundTrip(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := Parse("orders", from(state.Headers("orders"))); !reflect.DeepEqual(got, state) {
-				t.Errorf("got\n%+v, want\n%+v", got, state)
-			}
+			require.Equal(t, state, Parse("orders", from(state.Headers("orders"))))
 		})
 	}
 }
@@ -74,9 +75,8 @@ func TestDeadLetterSaysItsDeadline(t *testing.T) {
 		if reason != ReasonDeadline {
 			n.Deadline, n.DeadlineFrom = time.Time{}, ""
 		}
-		if !got.Deadline.Equal(n.Deadline) || got.DeadlineFrom != n.DeadlineFrom {
-			t.Errorf("%s: got %v from %q", reason, got.Deadline, got.DeadlineFrom)
-		}
+		require.True(t, got.Deadline.Equal(n.Deadline), reason)
+		require.Equal(t, n.DeadlineFrom, got.DeadlineFrom, reason)
 	}
 }
 
@@ -133,18 +133,12 @@ func TestRecordedHeadersAreWrittenAndRead(t *testing.T) {
 	t.Parallel()
 	state, want := someState(), recorded()
 	delete(want, "millpond-class") // it follows from the history
-	if got := state.Headers("orders"); !maps.Equal(got, want) {
-		t.Errorf("wrote\n%v, want\n%v", got, want)
-	}
-	if got := Parse("orders", from(recorded())); !reflect.DeepEqual(got, state) {
-		t.Errorf("read\n%+v, want\n%+v", got, state)
-	}
+	require.Equal(t, want, state.Headers("orders"))
+	require.Equal(t, state, Parse("orders", from(recorded())))
 
 	dead := deadState()
 	dead.Reason = ReasonDeadline
-	if got := dead.DeadHeaders("orders"); !maps.Equal(got, recordedDead()) {
-		t.Errorf("wrote\n%v, want\n%v", got, recordedDead())
-	}
+	require.Equal(t, recordedDead(), dead.DeadHeaders("orders"))
 	wantDead := RetryState{
 		Failures: 2, Error: "boom: ümläut", Class: ClassRetryable, History: dead.History,
 		Reason: ReasonDeadline, Handler: "billing", DeadAt: noon,
@@ -152,12 +146,9 @@ func TestRecordedHeadersAreWrittenAndRead(t *testing.T) {
 		OriginExchange: "shop", OriginRoutingKey: "order.created",
 	}
 	queue, got := ParseDead(from(recordedDead()))
-	if queue != "orders" || !reflect.DeepEqual(got, wantDead) {
-		t.Errorf("read of %q\n%+v, want\n%+v", queue, got, wantDead)
-	}
-	if got := ParseReplays(from(map[string]string{"millpond-replays": "3"})); got != 3 {
-		t.Errorf("read %d replays, want 3", got)
-	}
+	require.Equal(t, "orders", queue)
+	require.Equal(t, wantDead, got)
+	require.Equal(t, 3, ParseReplays(from(map[string]string{"millpond-replays": "3"})))
 }
 
 // The first version wrote no start of the expiration and no history.
@@ -169,70 +160,41 @@ func TestHeadersOfAnOlderVersionAreRead(t *testing.T) {
 	want := RetryState{
 		Failures: 2, Deadline: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC), OriginRoutingKey: "orders",
 	}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got %+v, want %+v", got, want)
-	}
+	require.Equal(t, want, got)
 }
 
 func TestKeysOnTheWire(t *testing.T) {
 	t.Parallel()
 	live := slices.Collect(maps.Keys(recorded()))
 	live = append(live, keys.Via, keys.Priority, keys.Publish, keys.Key, keys.Line)
-	if !keys.IsLive("millpond-level-12") || !keys.IsState("millpond-level-12") {
-		t.Error("a header of an earlier version's level is not known as a live header")
-	}
-	for key, want := range map[string]string{
-		keys.Via: "millpond-return", keys.Priority: "millpond-priority", keys.Publish: "millpond-publish",
-		keys.Key: "millpond-key", keys.Line: "millpond-line",
-		keys.DeadKey: "millpond-dead-key", keys.DeadLine: "millpond-dead-line",
-		keys.Unreadable: "millpond-unreadable", Replays: "millpond-replays",
-		keys.FromTimestamp: "timestamp", keys.FromArrival: "arrival", keys.FromPublish: "publish",
-	} {
-		if key != want {
-			t.Errorf("%q is on the wire now, it was %q", key, want)
-		}
-	}
+	require.Len(t, live, len(keys.Live), "record the new one")
+	live = append(live, "millpond-level-12") // of an earlier version
 	for _, key := range live {
-		if !keys.IsLive(key) || !keys.IsState(key) {
-			t.Errorf("%s is not known as a live header", key)
-		}
-		if strings.HasPrefix(key, "x-") {
-			t.Errorf("%s begins with x-", key)
-		}
-	}
-	if len(live) != len(keys.Live) {
-		t.Errorf("%d live headers, want %d: record the new one", len(keys.Live), len(live))
+		require.True(t, keys.IsLive(key) && keys.IsState(key), key)
+		require.False(t, strings.HasPrefix(key, "x-"), key)
 	}
 	dead := append(slices.Collect(maps.Keys(recordedDead())), keys.DeadKey, keys.DeadLine)
 	for _, key := range dead {
 		origin := key == keys.OriginExchange || key == keys.OriginRoutingKey
-		if keys.IsLive(key) != origin || !keys.IsState(key) {
-			t.Errorf("%s is not known as a header of a dead letter", key)
-		}
+		require.Equal(t, origin, keys.IsLive(key), key)
+		require.True(t, keys.IsState(key), key)
 	}
-	if keys.IsState(Replays) || keys.IsState("tenant") {
-		t.Error("a header is taken for retry state")
-	}
+	require.False(t, keys.IsState(Replays) || keys.IsState("tenant"))
 }
 
 func TestTimesAreWrittenInUTC(t *testing.T) {
 	t.Parallel()
 	state := RetryState{FirstFailure: noon.In(time.FixedZone("", 7*3600))}
-	if got := state.Headers("orders")[keys.FirstFailure]; got != "2026-03-01T12:00:00.123456789Z" {
-		t.Errorf("got %q", got)
-	}
+	got := state.Headers("orders")[keys.FirstFailure]
+	require.Equal(t, "2026-03-01T12:00:00.123456789Z", got)
 }
 
 func TestLiveHeadersCountOnlyOnTheirOwnQueue(t *testing.T) {
 	t.Parallel()
 	headers := someState().Headers("orders")
-	if got := Parse("invoices", from(headers)); !reflect.DeepEqual(got, RetryState{}) {
-		t.Errorf("on another queue got %+v, want none", got)
-	}
+	require.Equal(t, RetryState{}, Parse("invoices", from(headers)))
 	delete(headers, Queue)
-	if got := Parse("orders", from(headers)); !reflect.DeepEqual(got, RetryState{}) {
-		t.Errorf("without a queue got %+v, want none", got)
-	}
+	require.Equal(t, RetryState{}, Parse("orders", from(headers)))
 }
 
 func TestADeadLetterThatWasMovedBackStartsAtAttemptOne(t *testing.T) {
@@ -243,13 +205,9 @@ func TestADeadLetterThatWasMovedBackStartsAtAttemptOne(t *testing.T) {
 	want := RetryState{
 		OriginExchange: "shop", OriginRoutingKey: "order.created", History: dead.History,
 	}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got\n%+v, want\n%+v", got, want)
-	}
+	require.Equal(t, want, got)
 	got = Parse("invoices", from(headers))
-	if want := (RetryState{History: dead.History}); !reflect.DeepEqual(got, want) {
-		t.Errorf("on another queue got\n%+v, want\n%+v", got, want)
-	}
+	require.Equal(t, RetryState{History: dead.History}, got)
 }
 
 // The headers of the dead letter are still there when the message that was moved
@@ -263,9 +221,7 @@ func TestHistoryOfAnEarlierRoundWasCountedTwice(t *testing.T) {
 	maps.Copy(headers, state.Headers("orders"))
 
 	got := Parse("orders", from(headers)).History
-	if !reflect.DeepEqual(got, state.History) {
-		t.Errorf("got %d entries, want %d:\n%+v", len(got), len(state.History), got)
-	}
+	require.Equal(t, state.History, got)
 }
 
 func TestForgedNotesAreSurvived(t *testing.T) {
@@ -311,13 +267,8 @@ func TestForgedNotesAreSurvived(t *testing.T) {
 		"history: too long":         {keys.History, tooLong, RetryState{}},
 		"dead history: too long":    {keys.DeadHistory, tooLong, RetryState{}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			headers := map[string]string{Queue: "orders", keys.OriginRoutingKey: "", test.key: test.value}
-			if got := Parse("orders", from(headers)); !reflect.DeepEqual(got, test.want) {
-				t.Errorf("got %+v, want %+v", got, test.want)
-			}
-		})
+		headers := map[string]string{Queue: "orders", keys.OriginRoutingKey: "", test.key: test.value}
+		require.Equal(t, test.want, Parse("orders", from(headers)), name)
 	}
 }
 
@@ -331,20 +282,14 @@ func TestHistoryOfAThousandAttemptsKeepsTheNewest(t *testing.T) {
 		}
 	}
 	text := historyText(entries)
-	if len(text) > keys.MaxHistoryBytes || len(text) < keys.MaxHistoryBytes*9/10 {
-		t.Errorf("%d bytes, want nearly, but at most, %d", len(text), keys.MaxHistoryBytes)
-	}
+	require.LessOrEqual(t, len(text), keys.MaxHistoryBytes)
+	require.GreaterOrEqual(t, len(text), keys.MaxHistoryBytes*9/10)
 	got := decodeHistory(text)
-	if len(got) < 30 || got[len(got)-1].Attempt != 1000 {
-		t.Fatalf("%d entries, the last is attempt %d", len(got), got[len(got)-1].Attempt)
-	}
+	require.Greater(t, len(got), 30)
 	for i, entry := range got {
-		if want := 1000 - len(got) + 1 + i; entry.Attempt != want {
-			t.Errorf("entry %d is attempt %d, want %d", i, entry.Attempt, want)
-		}
-		if len(entry.Error) > keys.MaxEntryErrorBytes || !utf8.ValidString(entry.Error) {
-			t.Errorf("entry %d has an error of %d bytes: %q", i, len(entry.Error), entry.Error)
-		}
+		require.Equal(t, 1000-len(got)+1+i, entry.Attempt)
+		require.LessOrEqual(t, len(entry.Error), keys.MaxEntryErrorBytes)
+		require.True(t, utf8.ValidString(entry.Error), "%q", entry.Error)
 	}
 }
 
@@ -355,21 +300,17 @@ func TestHistoryWithATimeThatJSONRefuses(t *testing.T) {
 		{Attempt: 2, At: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)},
 		{Attempt: 3, At: noon},
 	}
-	if got := decodeHistory(historyText(entries)); !reflect.DeepEqual(got, entries[2:]) {
-		t.Errorf("got %+v, want the newest alone", got)
-	}
+	require.Equal(t, entries[2:], decodeHistory(historyText(entries)))
 }
 
 func TestAnErrorOfAMegabyteIsCut(t *testing.T) {
 	t.Parallel()
 	n := RetryState{Failures: 1, Error: strings.Repeat("\xf0\x9f\x8c\x8a", 1<<18)}
 	for _, got := range []string{n.Headers("q")[keys.Error], n.DeadHeaders("q")[DeadError]} {
-		if len(got) > keys.MaxErrorBytes || len(got) < keys.MaxErrorBytes-4 || !utf8.ValidString(got) {
-			t.Errorf("%d bytes, valid: %v", len(got), utf8.ValidString(got))
-		}
-		if !strings.HasSuffix(got, "… (cut, 1048576 bytes)") {
-			t.Errorf("the cut is not marked: %q", got[len(got)-40:])
-		}
+		require.LessOrEqual(t, len(got), keys.MaxErrorBytes)
+		require.GreaterOrEqual(t, len(got), keys.MaxErrorBytes-4)
+		require.True(t, utf8.ValidString(got))
+		require.True(t, strings.HasSuffix(got, "… (cut, 1048576 bytes)"), "the cut is not marked")
 	}
 }
 
@@ -389,12 +330,9 @@ func FuzzParseNotes(f *testing.F) {
 		}
 		get := from(headers)
 		n := Parse("q", get)
-		if n.Failures < 0 || n.Failures > keys.MaxFailures || n.Delay < 0 || n.Snoozed < 0 {
-			t.Errorf("out of bounds: %d failures, delay %v, snoozed %v", n.Failures, n.Delay, n.Snoozed)
-		}
-		if Parse("other", get).Failures != 0 {
-			t.Error("counted on another queue")
-		}
+		require.True(t, n.Failures >= 0 && n.Failures <= keys.MaxFailures && n.Delay >= 0 &&
+			n.Snoozed >= 0, "%+v", n)
+		require.Zero(t, Parse("other", get).Failures)
 
 		// Given any input, the output is bounded and reads as itself.
 		now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -410,23 +348,15 @@ func FuzzParseNotes(f *testing.F) {
 			for key, value := range h {
 				total += len(key) + len(value)
 				name := key == keys.OriginExchange || key == keys.OriginRoutingKey // AMQP allows any bytes
-				if !utf8.ValidString(value) && !name {
-					t.Errorf("%s is not valid UTF-8: %q", key, value)
-				}
+				require.True(t, utf8.ValidString(value) || name, "%s is not valid UTF-8: %q", key, value)
 			}
-			if total > keys.MaxErrorBytes+keys.MaxHistoryBytes+1024 {
-				t.Errorf("%d bytes of headers", total)
-			}
+			require.LessOrEqual(t, total, keys.MaxErrorBytes+keys.MaxHistoryBytes+1024)
 		}
 		again := Parse("q", from(n.Headers("q")))
-		if again.Failures != min(n.Failures, keys.MaxFailures) ||
-			!again.FirstFailure.Equal(n.FirstFailure) {
-			t.Errorf("wrote %d failures since %v, read %d since %v",
-				n.Failures, n.FirstFailure, again.Failures, again.FirstFailure)
-		}
-		if last := len(again.History) - 1; last < 0 || again.History[last].Attempt != n.Failures {
-			t.Errorf("the newest entry of the history is missing: %+v", again.History)
-		}
+		require.Equal(t, min(n.Failures, keys.MaxFailures), again.Failures)
+		require.True(t, again.FirstFailure.Equal(n.FirstFailure), "%v", again.FirstFailure)
+		require.NotEmpty(t, again.History)
+		require.Equal(t, n.Failures, again.History[len(again.History)-1].Attempt, "the newest entry")
 	})
 }
 
@@ -436,15 +366,204 @@ func FuzzHistory(f *testing.F) {
 	f.Add("[" + strings.Repeat("null,", 3000) + "null]")
 	f.Fuzz(func(t *testing.T, text string) {
 		entries := decodeHistory(text)
-		if len(entries) > keys.MaxHistoryBytes/2 {
-			t.Errorf("%d entries of %d bytes", len(entries), len(text))
-		}
+		require.LessOrEqual(t, len(entries), keys.MaxHistoryBytes/2)
 		out := historyText(entries)
-		if len(out) > keys.MaxHistoryBytes || !utf8.ValidString(out) {
-			t.Errorf("%d bytes, valid: %v", len(out), utf8.ValidString(out))
+		require.LessOrEqual(t, len(out), keys.MaxHistoryBytes)
+		require.True(t, utf8.ValidString(out))
+		require.Equal(t, out, historyText(decodeHistory(out)), "written again")
+	})
+}
+
+const (
+	firstEntry = `{"attempt":1,"at":"2026-03-01T12:00:00.123456789Z","handler":"billing",` +
+		`"class":"retryable","error":"no stock","delay":"5s"}`
+	secondEntry = `{"attempt":2,"at":"2026-03-01T12:00:05.123456789Z","handler":"billing",` +
+		`"class":"retryable","error":"no <stock>","delay":"1m0s"}`
+	secondWritten = `{"attempt":2,"at":"2026-03-01T12:00:05.123456789Z","handler":"billing",` +
+		`"class":"retryable","error":"no \u003cstock\u003e","delay":"1m0s"}`
+)
+
+// usual is the state of a message that has failed once or twice in the queue orders.
+func usual(failures int) RetryState {
+	entries := []AttemptError{
+		{
+			Attempt: 1, At: noon, Handler: "billing", Class: ClassRetryable, Error: "no stock",
+			Delay: "5s",
+		},
+		{
+			Attempt: 2, At: noon.Add(5 * time.Second), Handler: "billing", Class: ClassRetryable,
+			Error: "no <stock>", Delay: "1m0s",
+		},
+	}[:failures]
+	last := entries[failures-1]
+	delay, _ := time.ParseDuration(last.Delay)
+	return RetryState{
+		Failures: failures, FirstSeen: noon, FirstFailure: noon, WaitingSince: last.At,
+		Delay: delay, Error: last.Error, Class: ClassRetryable, OriginRoutingKey: "orders",
+		History: entries,
+	}
+}
+
+// Given a message that waits, when its headers are written, then a value that follows from
+// others has no header, and it is read again. The headers of versions before v0.1.0, which wrote
+// all values, are read as the same state.
+func TestHeadersThatFollowFromOthersAreLeftOut(t *testing.T) {
+	t.Parallel()
+	round := usual(2)
+	round.History = append([]AttemptError{
+		{Attempt: 1, At: noon.Add(-time.Hour), Error: "no stock", Reason: ReasonPermanent},
+	}, round.History...)
+	snoozed := usual(1)
+	snoozed.Snoozed, snoozed.WaitingSince = time.Second, noon.Add(6*time.Second)
+	snoozedFirst := RetryState{
+		FirstSeen: noon, WaitingSince: noon, Snoozed: time.Minute, OriginRoutingKey: "orders",
+	}
+	moved := usual(1)
+	moved.OriginExchange, moved.OriginRoutingKey = "shop", "orders.eu"
+
+	for name, test := range map[string]struct {
+		state         RetryState
+		written       map[string]string
+		before, extra map[string]string // headers of versions before; beside those written
+	}{
+		"first failure": {usual(1), map[string]string{
+			"millpond-queue": "orders", "millpond-failures": "1", "millpond-delay": "5s",
+			"millpond-history": "[" + firstEntry + "]",
+		}, nil, nil},
+		"second failure": {usual(2), map[string]string{
+			"millpond-queue": "orders", "millpond-failures": "2", "millpond-delay": "1m0s",
+			"millpond-history": "[" + firstEntry + "," + secondWritten + "]",
+		}, map[string]string{
+			"millpond-queue": "orders", "millpond-failures": "2", "millpond-delay": "1m0s",
+			"millpond-history":            "[" + firstEntry + "," + secondEntry + "]",
+			"millpond-origin-exchange":    "",
+			"millpond-origin-routing-key": "orders",
+			"millpond-first-seen":         "2026-03-01T12:00:00.123456789Z",
+			"millpond-first-failure":      "2026-03-01T12:00:00.123456789Z",
+			"millpond-waiting-since":      "2026-03-01T12:00:05.123456789Z",
+			"millpond-error":              "no <stock>",
+			"millpond-class":              "retryable",
+		}, nil},
+		"second failure of a dead letter that was moved back": {round, map[string]string{
+			"millpond-queue": "orders", "millpond-failures": "2", "millpond-delay": "1m0s",
+			"millpond-history": `[{"attempt":1,"at":"2026-03-01T11:00:00.123456789Z",` +
+				`"error":"no stock","reason":"permanent"},` + firstEntry + "," + secondWritten + "]",
+		}, nil, map[string]string{"millpond-dead-history": "[" + secondEntry + "]"}},
+		"snoozed after a failure": {snoozed, map[string]string{
+			"millpond-queue": "orders", "millpond-failures": "1", "millpond-delay": "5s",
+			"millpond-history":       "[" + firstEntry + "]",
+			"millpond-set-aside":     "1s",
+			"millpond-waiting-since": "2026-03-01T12:00:06.123456789Z",
+		}, map[string]string{
+			// A version before v0.1.0 has snoozed the message of this one: it writes no value
+			// that it did not read.
+			"millpond-queue": "orders", "millpond-failures": "1", "millpond-delay": "5s",
+			"millpond-history":            "[" + firstEntry + "]",
+			"millpond-set-aside":          "1s",
+			"millpond-first-seen":         "2026-03-01T12:00:00.123456789Z",
+			"millpond-waiting-since":      "2026-03-01T12:00:06.123456789Z",
+			"millpond-origin-exchange":    "",
+			"millpond-origin-routing-key": "orders",
+		}, nil},
+		"snoozed at the first attempt": {snoozedFirst, map[string]string{
+			"millpond-queue": "orders", "millpond-set-aside": "1m0s",
+			"millpond-first-seen":    "2026-03-01T12:00:00.123456789Z",
+			"millpond-waiting-since": "2026-03-01T12:00:00.123456789Z",
+		}, nil, nil},
+		"published to an exchange": {moved, map[string]string{
+			"millpond-queue": "orders", "millpond-failures": "1", "millpond-delay": "5s",
+			"millpond-history":            "[" + firstEntry + "]",
+			"millpond-origin-exchange":    "shop",
+			"millpond-origin-routing-key": "orders.eu",
+		}, nil, nil},
+	} {
+		got := test.state.Headers("orders")
+		require.Equal(t, test.written, got, name)
+		maps.Copy(got, test.extra)
+		require.Equal(t, test.state, Parse("orders", from(got)), name)
+		if test.before != nil {
+			require.Equal(t, test.state, Parse("orders", from(test.before)), name)
 		}
-		if again := historyText(decodeHistory(out)); again != out {
-			t.Errorf("written again it differs:\n%s\n%s", out, again)
+	}
+}
+
+// Given a state that does not follow from its history, when its headers are written, then it is
+// read as it was.
+func TestValuesThatDoNotFollowFromTheHistoryAreWritten(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("no stock ", 100)
+	for name, change := range map[string]func(*RetryState){
+		"no history":        func(n *RetryState) { n.History = nil },
+		"without the first": func(n *RetryState) { n.History = n.History[1:] },
+		"without the last":  func(n *RetryState) { n.History = n.History[:1] },
+		"an earlier start":  func(n *RetryState) { n.FirstFailure = noon.Add(-time.Hour) },
+		"no start":          func(n *RetryState) { n.FirstFailure = time.Time{} },
+		"never seen":        func(n *RetryState) { n.FirstSeen = time.Time{} },
+		"seen before":       func(n *RetryState) { n.FirstSeen = noon.Add(-time.Minute) },
+		"not waiting":       func(n *RetryState) { n.WaitingSince = time.Time{} },
+		"a long error":      func(n *RetryState) { n.Error = long },
+		"no error":          func(n *RetryState) { n.Error, n.Class = "", "" },
+		"another class":     func(n *RetryState) { n.Class = ClassPermanent },
+		"no origin":         func(n *RetryState) { n.OriginRoutingKey = "" },
+		"another key":       func(n *RetryState) { n.OriginRoutingKey = "orders.eu" },
+		"an exchange":       func(n *RetryState) { n.OriginExchange = "shop" },
+		"no key":            func(n *RetryState) { n.OriginExchange, n.OriginRoutingKey = "shop", "" },
+		"a round too many":  func(n *RetryState) { n.Failures = 3 },
+	} {
+		state := usual(2)
+		change(&state)
+		require.Equal(t, state, Parse("orders", from(state.Headers("orders"))), name)
+	}
+}
+
+// Given more failures than the history holds, when the headers are written, then the time of the
+// first failure is among them.
+func TestACutHistoryDoesNotHideTheFirstFailure(t *testing.T) {
+	t.Parallel()
+	const failures = 1000
+	state := usual(1)
+	state.Failures, state.History = failures, nil
+	for i := range failures {
+		at := noon.Add(time.Duration(i) * time.Second)
+		state.History = append(state.History, AttemptError{Attempt: i + 1, At: at, Error: "no stock"})
+		state.WaitingSince = at
+	}
+	got := Parse("orders", from(state.Headers("orders")))
+	require.True(t, len(got.History) >= 100 && len(got.History) < failures, len(got.History))
+	got.History = state.History
+	require.Equal(t, state, got)
+}
+
+// The history is written and read without encoding/json, which is slow. The bytes are the same.
+func FuzzHistoryIsTheSameAsWithEncodingJSON(f *testing.F) {
+	f.Add(1, int64(1772366400), "billing", "no stock", "5s", "["+firstEntry+"]")
+	f.Add(-7, int64(-1), "<&>\u2028\"\\\b\f\n", "\xff\x7f\x00", "é", "["+secondEntry+",null]")
+	f.Add(0, int64(0), "", "", "", `[{"attempt":01,"at":"2026-03-01T12:00:00Z"}]`)
+	f.Add(0, int64(0), "", "", "", `[{"attempt":1,"at":"2026-03-01T1:00:00Z"}]`)
+	f.Add(0, int64(0), "", "", "", `[{"attempt":1,"at":"2026-03-01T12:00:00,5Z"},]`)
+	f.Add(0, int64(0), "", "", "", `[{"attempt":1,"at":"2026-03-01T12:00:00Z"}]]`)
+	f.Fuzz(func(t *testing.T, attempt int, at int64, handler, text, delay, history string) {
+		entries := []AttemptError{
+			{
+				Attempt: attempt, At: time.Unix(at%1e12, at%1e9).UTC(), Handler: handler,
+				Class: Class(delay), Error: text, Delay: delay, Reason: Reason(handler),
+			},
+			{Attempt: 1},
+		}
+		got, written := appendHistory(nil, entries)
+		entries[0].Handler = excerpt.Of(handler, keys.MaxEntryErrorBytes)
+		entries[0].Error = excerpt.Of(text, keys.MaxEntryErrorBytes)
+		all, err := json.Marshal(entries)
+		whole := err == nil && len(all) < keys.MaxHistoryBytes
+		require.Equal(t, whole, len(written) == 2, "%s (%v)", got, err)
+		if whole {
+			require.Equal(t, string(all), string(got))
+		}
+		var want []AttemptError
+		err = json.Unmarshal([]byte(history), &want)
+		if got, ok := scanHistory(history); ok {
+			require.NoError(t, err)
+			require.Equal(t, want, got)
 		}
 	})
 }
