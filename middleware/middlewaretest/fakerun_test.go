@@ -102,14 +102,22 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// A snooze of a minute counts as a failure only after 1440 snoozes.
 func TestRunEndsWhereThePolicyDoesNot(t *testing.T) {
 	t.Parallel()
 	broker := middlewaretest.NewBroker()
-	policy := backoff.Unbounded{Policy: backoff.Constant{Interval: time.Hour}}
-	got := broker.Run(retrying(t, broker, policy)(failing(-1)), order())
-	if got.Outcome != middlewaretest.Waiting || got.Attempts != 250 || got.State.Failures != 250 {
-		t.Errorf("%s after %d attempts, %d failures", got.Outcome, got.Attempts, got.State.Failures)
-	}
+	h := retrying(t, broker, backoff.Unbounded{Policy: backoff.Constant{Interval: time.Hour}})
+	got := broker.Run(h(failing(-1)), order())
+	assert.Equal(t, middlewaretest.Waiting, got.Outcome)
+	assert.Equal(t, 250, got.Attempts)
+	assert.Equal(t, 250, got.State.Failures)
+
+	got = broker.Run(h(middlewaretest.Consumer(func(*message.Message) error {
+		return middleware.Snooze(errBoom, time.Minute)
+	})), order())
+	assert.Equal(t, middlewaretest.Waiting, got.Outcome)
+	assert.Zero(t, got.Attempts)
+	assert.Len(t, got.Snoozes, 250)
 }
 
 func TestEachAttemptHasTheMessageAsItArrived(t *testing.T) {
@@ -131,20 +139,15 @@ func TestEachAttemptHasTheMessageAsItArrived(t *testing.T) {
 		if attempt := middleware.Attempt(ctx); (attempt > 1) != (got.Metadata[keys.Failures] != "") {
 			t.Errorf("attempt %d has the metadata %v", attempt, got.Metadata)
 		}
-		got.Payload[0], got.Metadata["tenant"] = 'X', "8"
+		assert.Equal(t, middleware.Attempt(ctx) > 1, got.Metadata["step"] == "paid", "kept metadata")
+		got.Payload[0], got.Metadata["tenant"], got.Metadata["step"] = 'X', "8", "paid"
 		got.SetContext(context.Background())
 		return errBoom
 	})
-	result := broker.Run(retrying(t, broker, oneAndTen)(handler), msg)
+	keeping := retrying(t, broker, oneAndTen, middleware.WithKeptMetadata("step"))
+	result := broker.Run(keeping(handler), msg)
 	require.Len(t, seen, 3)
 	assert.Equal(t, 3, result.Attempts)
-}
-
-func TestAMessageWithoutADelivery(t *testing.T) {
-	t.Parallel()
-	broker := middlewaretest.NewBroker()
-	got := broker.Run(retrying(t, broker, oneAndTen)(failing(2)), message.NewMessage("plain", nil))
-	assert.Equal(t, "handled after 3 attempts, delays 1s 10s", got.String())
 }
 
 func TestNewMessageInTheMiddleOfItsRetries(t *testing.T) {
@@ -153,12 +156,16 @@ func TestNewMessageInTheMiddleOfItsRetries(t *testing.T) {
 	msg := middlewaretest.NewMessage(middleware.Delivery{
 		Queue: "orders", State: header.RetryState{Failures: 2, FirstFailure: time.Now().Add(-time.Hour)},
 	}, nil)
-	attempt := middleware.Attempt(msg.Context())
-	if attempt != 3 || msg.Metadata[keys.Failures] != "2" {
-		t.Errorf("attempt %d, metadata %v", attempt, msg.Metadata)
-	}
+	assert.Equal(t, 3, middleware.Attempt(msg.Context()))
+	assert.Equal(t, "2", msg.Metadata[keys.Failures])
 	got := broker.Run(retrying(t, broker, oneAndTen)(failing(-1)), msg)
 	assert.Equal(t, "dead-lettered (exhausted) after 1 attempt", got.String())
+
+	msg = middlewaretest.NewMessage(middleware.Delivery{
+		Queue: "orders", State: header.RetryState{Failures: 9},
+	}, nil)
+	got = broker.Run(retrying(t, broker, oneAndTen)(failing(-1)), msg)
+	assert.Equal(t, "dead-lettered (exhausted) after 0 attempts", got.String())
 }
 
 func TestFailuresOfTheMachinery(t *testing.T) {
@@ -226,48 +233,6 @@ func TestRunOfASnoozedMessage(t *testing.T) {
 		snoozed = append(snoozed, call.Snoozed)
 	}
 	assert.Equal(t, []bool{true, false, true}, snoozed)
-}
-
-// A snooze of a minute counts as a failure only after 1440 snoozes.
-func TestRunEndsWhereAMessageIsAlwaysSnoozed(t *testing.T) {
-	t.Parallel()
-	broker := middlewaretest.NewBroker()
-	handler := middlewaretest.Consumer(func(*message.Message) error {
-		return middleware.Snooze(errBoom, time.Minute)
-	})
-	got := broker.Run(retrying(t, broker, oneAndTen)(handler), order())
-	if got.Outcome != middlewaretest.Waiting || got.Attempts != 0 || len(got.Snoozes) != 250 {
-		t.Errorf("%s after %d attempts, snoozed %d times", got.Outcome, got.Attempts, len(got.Snoozes))
-	}
-}
-
-func TestRunOfAMessageThatIsNotHandledAnyMore(t *testing.T) {
-	t.Parallel()
-	broker := middlewaretest.NewBroker()
-	delivery := middleware.Delivery{Queue: "orders", State: header.RetryState{Failures: 9}}
-	msg := middlewaretest.NewMessage(delivery, nil)
-	got := broker.Run(retrying(t, broker, oneAndTen)(failing(-1)), msg)
-	assert.Equal(t, "dead-lettered (exhausted) after 0 attempts", got.String())
-}
-
-func TestKeptMetadataStaysWithTheMessage(t *testing.T) {
-	t.Parallel()
-	broker := middlewaretest.NewBroker()
-	var seen []string
-	handler := middlewaretest.Consumer(func(msg *message.Message) error {
-		seen = append(seen, msg.Metadata["step"])
-		if len(seen) == 1 {
-			msg.Metadata["step"], msg.Metadata["other"] = "paid", "lost"
-		} else if delete(msg.Metadata, "step"); msg.Metadata["other"] != "" {
-			t.Error("other metadata is kept, too")
-		}
-		return errBoom
-	})
-	keeping := retrying(t, broker, oneAndTen, middleware.WithKeptMetadata("step"))
-	got := broker.Run(keeping(handler), order())
-	assert.Equal(t, []string{"", "paid", "paid"}, seen)
-	assert.Equal(t, "paid", broker.Calls()[0].State.Metadata["step"])
-	assert.Equal(t, 3, got.Attempts)
 }
 
 // Given wait queues with some delays, when the middleware asks for others, then the
