@@ -75,7 +75,6 @@ type Service struct {
 	retriesURL     string                                          // of hand-overs; default URL
 	confirmTimeout time.Duration                                   // 10 s
 	policy         backoff.Policy                                  // 1s 5s 30s
-	compose        func(*message.Router, *middleware.DelayedRetry) // DelayedRetry alone
 	ready          func()                                          // called when it consumes
 }
 
@@ -111,11 +110,7 @@ func (s Service) Run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if s.compose != nil {
-		s.compose(router, retry)
-	} else {
-		router.AddMiddleware(retry.Middleware)
-	}
+	router.AddMiddleware(retry.Middleware)
 	router.AddConsumerHandler("payments", s.Queue, sub, s.Handle)
 	if s.ready != nil {
 		go func() {

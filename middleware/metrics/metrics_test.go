@@ -16,6 +16,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/metrics"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
@@ -173,32 +174,36 @@ func TestStrandedMessagesAreAGauge(t *testing.T) {
 	require.Len(t, samples(t, registry), 2, "and budgets_closed")
 }
 
-// One registry and one handler have both metrics.
+// One registry and one handler have both metrics. Inside DelayedRetry Watermill's count a failed
+// attempt as a failure. Outside they count a message that was handed over as a success.
 func TestBesideWatermillsMetrics(t *testing.T) {
 	t.Parallel()
-	m, registry := newMetrics(t)
-	theirs := wmetrics.NewPrometheusMetricsBuilder(registry, "", "").NewRouterMiddleware()
-	broker := middlewaretest.NewBroker()
-	retry, err := middleware.NewDelayedRetry(broker, second, middleware.WithObserver(m))
-	require.NoError(t, err)
-	handler := retry.Middleware(middlewaretest.Consumer(func(*message.Message) error {
-		return errFailed
-	}))
-	msg := middlewaretest.NewMessage(middleware.Delivery{Queue: "orders"}, nil)
-	result := broker.Run(theirs.Middleware(handler), msg)
-	require.Equal(t, middlewaretest.DeadLettered, result.Outcome)
-	millpond, others := 0, 0
-	families, err := registry.Gather()
-	require.NoError(t, err)
-	for _, family := range families {
-		if strings.HasPrefix(family.GetName(), "millpond_") {
-			millpond++
-		} else {
-			others++
+	for where, want := range map[string]struct{ failed, succeeded float64 }{
+		"inside": {1, 1}, "outside": {0, 2},
+	} {
+		m, registry := newMetrics(t)
+		theirs := wmetrics.NewPrometheusMetricsBuilder(registry, "", "").NewRouterMiddleware().Middleware
+		broker := middlewaretest.NewBroker()
+		retry, err := middleware.NewDelayedRetry(broker, second, middleware.WithObserver(m))
+		require.NoError(t, err)
+		handler := middlewaretest.Consumer(func(msg *message.Message) error {
+			if middleware.Attempt(msg.Context()) == 1 {
+				return errFailed
+			}
+			return nil
+		})
+		composed := retry.Middleware(theirs(handler))
+		if where == "outside" {
+			composed = theirs(retry.Middleware(handler))
 		}
+		msg := middlewaretest.NewMessage(middleware.Delivery{Queue: "orders"}, nil)
+		require.Equal(t, middlewaretest.Handled, broker.Run(composed, msg).Outcome)
+		all := samples(t, registry)
+		const calls = `handler_execution_time_seconds_count{handler_name="",success=`
+		require.Equal(t, want.failed, all[calls+`"false"}`], where)
+		require.Equal(t, want.succeeded, all[calls+`"true"}`], where)
+		require.Equal(t, 1.0, all[`millpond_retries_total{attempt="1",handler="",queue="orders"}`])
 	}
-	require.Positive(t, millpond)
-	require.Positive(t, others)
 }
 
 func TestOptionsThatAreWrong(t *testing.T) {
@@ -337,5 +342,63 @@ func TestAlertsAndDashboardKnowTheMetrics(t *testing.T) {
 	alerts := regexp.MustCompile(`alert: (\w+)`)
 	for _, alert := range alerts.FindAllStringSubmatch(read(t, "monitoring/alerts.yml"), -1) {
 		require.Contains(t, read(t, "monitoring.md"), "| `"+alert[1]+"`", "what to do when it fires")
+	}
+}
+
+// A stop is told again when another process probes, and counts once. A brake is no budget of
+// millpond_budgets_closed, so that a planned downtime does not fire the alert of a budget.
+func TestBrakesAreGauges(t *testing.T) {
+	t.Parallel()
+	m, registry := newMetrics(t)
+	state := header.BrakeState{Name: "payments", By: "shop@a/7", Since: time.Unix(1700000000, 5e8)}
+	tell := func(stopped, probing bool) {
+		state.Stopped = stopped
+		kind := middleware.EventBudgetOpened
+		if stopped {
+			kind = middleware.EventBudgetClosed
+		}
+		given := state
+		m.Observe(t.Context(), middleware.Event{Kind: kind, Brake: &given, Probing: probing})
+	}
+	const (
+		stopped = `millpond_brake_stopped{brake="payments"}`
+		since   = `millpond_brake_stopped_timestamp_seconds{brake="payments"}`
+		probing = `millpond_brake_probing{brake="payments"}`
+		stops   = `millpond_brake_stops_total{brake="payments"}`
+		byA     = `millpond_brake_stopped_by{brake="payments",by="shop@a/7"}`
+		byAnna  = `millpond_brake_stopped_by{brake="payments",by="anna"}`
+		budgets = `millpond_budgets_closed`
+	)
+	for i, step := range []struct {
+		stopped, probing bool
+		by               string
+		want             map[string]float64
+	}{
+		{true, false, "shop@a/7", map[string]float64{
+			stopped: 1, since: 1700000000.5, probing: 0, stops: 1, byA: 1, budgets: 0,
+		}},
+		{true, true, "shop@a/7", map[string]float64{
+			stopped: 1, since: 1700000000.5, probing: 1, stops: 1, byA: 1, budgets: 0,
+		}},
+		{true, true, "anna", map[string]float64{
+			stopped: 1, since: 1700000000.5, probing: 1, stops: 1, byAnna: 1, budgets: 0,
+		}},
+		{false, false, "bert", map[string]float64{stopped: 0, probing: 0, stops: 1, budgets: 0}},
+		{true, false, "shop@a/7", map[string]float64{
+			stopped: 1, since: 1700000000.5, probing: 0, stops: 2, byA: 1, budgets: 0,
+		}},
+	} {
+		state.By = step.by
+		tell(step.stopped, step.probing)
+		require.Equal(t, step.want, samples(t, registry), i)
+	}
+
+	state.By = strings.Repeat("é", 1000)
+	tell(true, false)
+	long := `millpond_brake_stopped_by{brake="payments",by="` + strings.Repeat("é", 99) + `…"}`
+	require.Equal(t, 1.0, samples(t, registry)[long])
+	tell(false, false)
+	for name := range samples(t, registry) {
+		require.NotContains(t, name, "stopped_by")
 	}
 }
