@@ -2,6 +2,7 @@ package topology
 
 import (
 	"crypto/tls"
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/ladder"
 )
 
 // Only quorum queues sort waiting messages, and only above priority 4.
@@ -66,12 +68,9 @@ func TestPlanWaits(t *testing.T) {
 		"delayed exchange":                    {DelayedExchange{}, 2510 * ms, 2600 * ms},
 		"delayed exchange, a round and more":  {DelayedExchange{}, 2 * maxDelayed, 2 * maxDelayed},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			plan, err := c.strategy.Plan("orders", nil)
-			require.NoError(t, err)
-			require.Equal(t, c.want.String(), plan.waits(c.asked).String())
-		})
+		plan, err := c.strategy.Plan("orders", nil)
+		require.NoError(t, err, name)
+		require.Equal(t, c.want.String(), plan.waits(c.asked).String(), name)
 	}
 	require.Equal(t, time.Minute, Plan{}.waits(time.Minute), "a plan without steps")
 }
@@ -100,12 +99,9 @@ func TestExchangesThatKeepTheRoutingKey(t *testing.T) {
 			"millpond.level.0", "millpond.level.1", "millpond.level.2",
 		}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			plan, err := c.strategy.Plan("orders", []time.Duration{5 * time.Second})
-			require.NoError(t, err)
-			require.Equal(t, c.want, plan.toConsumer().KeyKept)
-		})
+		plan, err := c.strategy.Plan("orders", []time.Duration{5 * time.Second})
+		require.NoError(t, err, name)
+		require.Equal(t, c.want, plan.toConsumer().KeyKept, name)
 	}
 }
 
@@ -113,49 +109,26 @@ func TestRemainingDelay(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 3, 1, 12, 0, 0, 300_000_000, time.UTC)
 	at := func(d time.Duration) string { return now.Add(d).Format(time.RFC3339) }
+	const m, ms = time.Minute, time.Millisecond
 	for name, c := range map[string]struct {
 		asked, until string
 		want         time.Duration
 		err          string
 	}{
-		"none": {},
-		"just written": {
-			asked: "3s", until: at(3 * time.Second),
-			want: 3 * time.Second,
-		},
-		"a minute in an outbox": {
-			asked: "3m", until: at(2 * time.Minute),
-			want: 2*time.Minute + 700*time.Millisecond,
-		},
-		"too long in it": {
-			asked: "3s", until: at(-time.Minute),
-			want: -time.Minute + 700*time.Millisecond,
-		},
-		"a duration alone": {asked: "1h30m", want: 90 * time.Minute},
-		"a time alone": {
-			until: at(time.Minute),
-			want:  time.Minute - 300*time.Millisecond,
-		},
-		"negative": {
-			asked: "-3s", until: at(-3 * time.Second),
-			want: -3 * time.Second,
-		},
-		"no duration": {
-			asked: "soon",
-			err:   `metadata "_watermill_delayed_for" is no duration`,
-		},
-		"no time": {
-			until: "tomorrow",
-			err:   `metadata "_watermill_delayed_until" is no time`,
-		},
-		"twenty years": {
-			asked: "175200h", until: at(175200 * time.Hour),
-			err: "is longer than",
-		},
-		"the clocks of two hosts disagree": {asked: "3s", until: at(time.Hour), want: 3 * time.Second},
-		"a duration that does not fit":     {asked: "9999999h", err: "is no duration"},
-		"a time that is no duration away":  {until: "9999-01-01T00:00:00Z", err: "is longer than"},
-		"a time before there were any":     {until: "0001-01-01T00:00:00Z", want: -1 << 63},
+		"none":                             {},
+		"just written":                     {"3s", at(3 * time.Second), 3 * time.Second, ""},
+		"a minute in an outbox":            {"3m", at(2 * m), 2*m + 700*ms, ""},
+		"too long in it":                   {"3s", at(-m), -m + 700*ms, ""},
+		"a duration alone":                 {"1h30m", "", 90 * m, ""},
+		"a time alone":                     {"", at(m), m - 300*ms, ""},
+		"negative":                         {"-3s", at(-3 * time.Second), -3 * time.Second, ""},
+		"no duration":                      {"soon", "", 0, `"_watermill_delayed_for" is no duration`},
+		"no time":                          {"", "tomorrow", 0, `"_watermill_delayed_until" is no time`},
+		"twenty years":                     {"175200h", at(175200 * time.Hour), 0, "is longer than"},
+		"the clocks of two hosts disagree": {"3s", at(time.Hour), 3 * time.Second, ""},
+		"a duration that does not fit":     {"9999999h", "", 0, "is no duration"},
+		"a time that is no duration away":  {"", "9999-01-01T00:00:00Z", 0, "is longer than"},
+		"a time before there were any":     {"", "0001-01-01T00:00:00Z", -1 << 63, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -228,4 +201,97 @@ func TestEachBadSettingIsRefusedAlone(t *testing.T) {
 			}
 		}
 	}
+}
+
+// FuzzRoundsOfEveryStrategy follows a delay from a second to a week through all its rounds. A
+// message is never early. It is late by at most a quarter of the delay, or by a second or the
+// shortest step of a second or more. The exceptions are the delays that Subscribe logs. A delay
+// of the policy takes one round, and is exact.
+func FuzzRoundsOfEveryStrategy(f *testing.F) {
+	for seed := range uint64(100) {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, seed uint64) {
+		r := rand.New(rand.NewPCG(seed, 0))
+		delays := []time.Duration(nil) // unknown
+		if r.IntN(4) > 0 {
+			for range 1 + r.IntN(6) {
+				delays = append(delays, anyDelay(r, 24*time.Hour))
+			}
+		}
+		asked := anyDelay(r, 7*24*time.Hour)
+		for _, strategy := range []Strategy{
+			PerQueue{},
+			PerQueue{Type: Classic},
+			PerQueue{Via: []string{"events"}},
+			PerAttempt{},
+			PerAttempt{Delays: []time.Duration{time.Second, time.Second}},
+			Shared{},
+			Shared{Via: []string{"events"}},
+			Levels{},
+			Levels{Max: time.Hour},
+		} {
+			plan, err := strategy.Plan("orders", delays)
+			require.NoError(t, err)
+			waits, rounds, hops := followRounds(t, plan, asked)
+			require.GreaterOrEqual(t, waits, asked, "%#v: %v of %v", strategy, asked, delays)
+			if plan.Levels != nil {
+				require.LessOrEqual(t, waits-asked, max(plan.Levels.Resolution, asked/100), "%#v: %v", strategy,
+					asked)
+				require.LessOrEqual(t, hops, rounds*plan.Levels.Levels)
+				continue
+			}
+			require.Equal(t, waits, plan.waits(asked), "%#v: %v of %v", strategy, asked, delays)
+			require.Equal(t, rounds, hops)
+			longest := plan.WaitSteps[len(plan.WaitSteps)-1].Delay
+			require.LessOrEqual(t, rounds, int(asked/longest)+ladder.MostRounds, "%#v: %v of %v", strategy,
+				asked, delays)
+			if len(plan.gaps()) == 0 {
+				late := max(time.Second, asked/4, firstFrom(plan.steps(), time.Second))
+				require.LessOrEqual(t, waits-asked, late, "%#v: %v of %v", strategy, asked, delays)
+			}
+			if delays == nil {
+				require.LessOrEqual(t, waits-asked, max(time.Second, asked/4), "%#v: %v", strategy, asked)
+			}
+			for _, listed := range delays {
+				route, err := plan.Route(Retry{Delay: listed, Attempt: 1})
+				require.NoError(t, err)
+				require.Equal(t, listed, route.Delay, "%#v", strategy)
+				require.Equal(t, listed, plan.waits(listed), "%#v", strategy)
+			}
+		}
+	})
+}
+
+// followRounds asks the plan as the Subscriber does, once for each round.
+func followRounds(
+	t *testing.T, plan Plan, asked time.Duration,
+) (waits time.Duration, rounds, hops int) {
+	t.Helper()
+	for waits < asked {
+		route, err := plan.Route(Retry{Delay: asked - waits, Asked: asked, Attempt: 1})
+		require.NoError(t, err)
+		waits, rounds, hops = waits+route.Delay, rounds+1, hops+route.Hops
+	}
+	return waits, rounds, hops
+}
+
+// anyDelay returns a delay of at least a second in whole milliseconds. Short ones are as likely as
+// long ones.
+func anyDelay(r *rand.Rand, longest time.Duration) time.Duration {
+	d := time.Second
+	for d < longest/2 && r.IntN(8) > 0 {
+		d *= 2
+	}
+	return (d + time.Duration(r.Int64N(int64(d)))).Truncate(time.Millisecond)
+}
+
+// firstFrom returns the first step that is not shorter than least.
+func firstFrom(steps []time.Duration, least time.Duration) time.Duration {
+	for _, step := range steps {
+		if step >= least {
+			return step
+		}
+	}
+	return 0
 }

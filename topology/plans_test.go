@@ -3,6 +3,7 @@ package topology_test
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"reflect"
 	"regexp"
 	"slices"
@@ -13,11 +14,14 @@ import (
 	"unicode/utf8"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/ladder"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/native"
 )
 
 func ExamplePerQueue() {
@@ -211,14 +215,10 @@ func FuzzPlan(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if err := topology.ValidatePlan(plan); err != nil {
-			t.Errorf("invalid: %v", err)
-		}
+		assert.NoError(t, topology.ValidatePlan(plan))
 		names := map[string]bool{queue: true}
 		for _, q := range plan.Queues {
-			if q.Name == "" || len(q.Name) > 255 || names[q.Name] {
-				t.Errorf("queue %q", q.Name)
-			}
+			assert.False(t, q.Name == "" || len(q.Name) > 255 || names[q.Name], "queue %q", q.Name)
 			names[q.Name] = true
 			suffix := q.Name[strings.LastIndexByte(q.Name, '.')+1:]
 			if of == topology.Classic || plan.Via != nil || q.Delay%time.Second != 0 || q.Delay == 0 {
@@ -245,9 +245,8 @@ func FuzzPlan(f *testing.F) {
 		checkPermissions(t, plan)
 		checkDefinitions(t, plan, vhost)
 		name, text := plan.Queues[0].Name, plan.String()
-		if !strings.Contains(text, name) && !strings.Contains(text, strconv.Quote(name)) {
-			t.Errorf("printed as %s", text)
-		}
+		assert.True(t, strings.Contains(text, name) || strings.Contains(text, strconv.Quote(name)),
+			"printed as %s", text)
 	})
 }
 
@@ -261,18 +260,13 @@ func checkPermissions(t *testing.T, plan topology.Plan) {
 	}
 	configure := regexp.MustCompile(p.Configure)
 	for _, q := range plan.Queues {
-		if !configure.MatchString(q.Name) {
-			t.Errorf("%s does not give %q", p.Configure, q.Name)
-		}
+		assert.True(t, configure.MatchString(q.Name), "%s does not give %q", p.Configure, q.Name)
 		for _, other := range []string{q.Name + "x", "x" + q.Name, q.Name[:len(q.Name)-1] + "\x01"} {
-			if configure.MatchString(other) {
-				t.Errorf("%s gives %q", p.Configure, other)
-			}
+			assert.False(t, configure.MatchString(other), "%s gives %q", p.Configure, other)
 		}
 	}
-	if !regexp.MustCompile(p.Read).MatchString(plan.Queue) {
-		t.Errorf("%s does not give %q", p.Read, plan.Queue)
-	}
+	assert.True(t, regexp.MustCompile(p.Read).MatchString(plan.Queue),
+		"%s does not give %q", p.Read, plan.Queue)
 	if without := plan.Permissions(false); without.Configure != "^$" {
 		t.Errorf("without declaring %s may be configured", without.Configure)
 	}
@@ -282,9 +276,7 @@ func checkDefinitions(t *testing.T, plan topology.Plan, vhost string) {
 	t.Helper()
 	data, err := plan.Definitions(vhost, topology.Queue{Name: plan.Queue})
 	if valid := utf8.ValidString(plan.Queue) && utf8.ValidString(vhost); err != nil || !valid {
-		if err == nil || valid {
-			t.Errorf("queue %q, vhost %q: %v", plan.Queue, vhost, err)
-		}
+		assert.False(t, err == nil || valid, "queue %q, vhost %q: %v", plan.Queue, vhost, err)
 		return
 	}
 	var back struct {
@@ -293,12 +285,9 @@ func checkDefinitions(t *testing.T, plan topology.Plan, vhost string) {
 			Arguments   map[string]any
 		}
 	}
-	if err := json.Unmarshal(data, &back); err != nil {
-		t.Fatal(err)
-	}
-	if len(back.Queues) != len(plan.Queues)+1 || back.Queues[0].Name != plan.Queue {
-		t.Fatalf("%d queues, the first %q: %s", len(back.Queues), back.Queues[0].Name, data)
-	}
+	require.NoError(t, json.Unmarshal(data, &back))
+	require.False(t, len(back.Queues) != len(plan.Queues)+1 || back.Queues[0].Name != plan.Queue,
+		"%d queues, the first %q: %s", len(back.Queues), back.Queues[0].Name, data)
 	for i, q := range plan.Queues {
 		got := back.Queues[i+1]
 		if got.Name != q.Name || got.Vhost != vhost || len(got.Arguments) != len(q.Arguments) {
@@ -376,5 +365,232 @@ func TestAPolicyThatRetriesAtOnceNeedsNoWaitQueue(t *testing.T) {
 			require.Len(t, plan.WaitSteps, 1, name)
 			require.Equal(t, time.Second, plan.WaitSteps[0].Delay, name)
 		}
+	}
+}
+
+func ExamplePerAttempt() {
+	delays := []time.Duration{5 * time.Second, 5 * time.Second, time.Minute}
+	plan, err := topology.PerAttempt{Delays: delays}.Plan("orders", nil)
+	if err != nil {
+		fmt.Println(err)
+	}
+	for attempt := 1; attempt <= 4; attempt++ {
+		route, _ := plan.Route(topology.Retry{Delay: 5 * time.Second, Attempt: attempt})
+		fmt.Println("attempt", attempt, "waits in", route.RoutingKey)
+	}
+	// An error asks for a delay between the steps.
+	route, _ := plan.Route(topology.Retry{Delay: 50 * time.Second, Attempt: 1})
+	fmt.Println("50s wait in", route.RoutingKey)
+	// Output:
+	// attempt 1 waits in orders.retry.1.5s
+	// attempt 2 waits in orders.retry.2.5s
+	// attempt 3 waits in orders.retry.2.5s
+	// attempt 4 waits in orders.retry.2.5s
+	// 50s wait in orders.retry.3.1m
+}
+
+func TestPerAttemptPlan(t *testing.T) {
+	t.Parallel()
+	const ms, s = time.Millisecond, time.Second
+	type delays = []time.Duration
+	series := func(of ...time.Duration) topology.PerAttempt { return topology.PerAttempt{Delays: of} }
+	classic := topology.PerAttempt{Type: topology.Classic}
+	steps := "q.retry.1.1s q.retry.2.5s q.retry.3.30s q.retry.4.2m q.retry.5.10m q.retry.6.1h"
+	type testCase struct {
+		strategy topology.PerAttempt
+		delays   delays
+		want     string
+	}
+	rig.Each(t, map[string]testCase{
+		"the policy's delays": {
+			series(), delays{s, 2 * s, 3 * s}, "q.retry.1.1s q.retry.2.2s q.retry.3.3s",
+		},
+		"repeated": {series(s, s), delays{s}, "q.retry.1.1s q.retry.2.1s"},
+		"down again": {
+			series(3*s, s, 3*s), delays{s, 3 * s}, "q.retry.2.1s q.retry.1.3s q.retry.3.3s",
+		},
+		"more than the series": {
+			series(2*s, s),
+			delays{s, 2 * s, 5 * s, 1500 * ms},
+			"q.retry.2.1s q.retry.3.1.5s q.retry.1.2s q.retry.4.5s",
+		},
+		"a second for snoozes": {series(), delays{100 * ms}, "q.retry.1.100ms q.retry.0.1s"},
+		"no retries":           {series(), delays{}, "q.retry.0.1s"},
+		"unknown":              {series(), nil, steps},
+		"unknown, a series":    {series(s), nil, "q.retry.1.1s"},
+		"unknown, a series and wait steps": {
+			topology.PerAttempt{Delays: delays{s}, WaitSteps: delays{9 * s}},
+			nil,
+			"q.retry.1.1s q.retry.2.9s",
+		},
+		"rounded up": {series(s + 1), delays{s + 2}, "q.retry.1.1.001s"},
+		"classic":    {classic, delays{s}, "q.retry.1.1s.classic"},
+	}, func(t *testing.T, c testCase) {
+		plan := rig.PlanOf(t, c.strategy, "q", c.delays...)
+		want := strings.Fields(c.want)
+		var names []string
+		for _, q := range plan.Queues {
+			if q.Delay > 0 {
+				names = append(names, q.Name)
+			}
+		}
+		require.Equal(t, want, names)
+		require.Equal(t, "q.dlq", plan.Dead.RoutingKey)
+		for i, step := range plan.WaitSteps {
+			waits, end := rig.Walk(t, plan, step)
+			require.Equal(t, "q", end)
+			require.Len(t, waits, 1)
+			require.Equal(t, want[i], waits[0].Name)
+			require.Equal(t, step.Delay, waits[0].Delay)
+		}
+	})
+}
+
+func TestPerAttemptRoutes(t *testing.T) {
+	t.Parallel()
+	const s = time.Second
+	delays := []time.Duration{2 * s, 5 * s, 2 * s, 5 * s}
+	plan := rig.PlanOf(t, topology.PerAttempt{Delays: delays}, "q")
+	type testCase struct {
+		retry topology.Retry
+		want  string
+	}
+	rig.Each(t, map[string]testCase{
+		"its own":                  {topology.Retry{Delay: 2 * s, Attempt: 1}, "q.retry.1.2s"},
+		"its own, further on":      {topology.Retry{Delay: 2 * s, Attempt: 3}, "q.retry.3.2s"},
+		"the last before it":       {topology.Retry{Delay: 2 * s, Attempt: 2}, "q.retry.1.2s"},
+		"none before it":           {topology.Retry{Delay: 5 * s, Attempt: 1}, "q.retry.2.5s"},
+		"beyond the last":          {topology.Retry{Delay: 2 * s, Attempt: 1000}, "q.retry.3.2s"},
+		"snoozed":                  {topology.Retry{Delay: s}, "q.retry.1.2s"},
+		"longer than its own":      {topology.Retry{Delay: 4 * s, Attempt: 3}, "q.retry.2.5s"},
+		"a round of a shorter one": {topology.Retry{Delay: 3 * s, Attempt: 3}, "q.retry.3.2s"},
+		"the rest of the round": {
+			topology.Retry{Delay: s - 1, Asked: 3 * s, Attempt: 3}, "q.retry.3.2s",
+		},
+		"longer than all, a round": {topology.Retry{Delay: time.Hour, Attempt: 4}, "q.retry.4.5s"},
+		"garbage":                  {topology.Retry{Delay: -s, Attempt: -1}, "q.retry.1.2s"},
+	}, func(t *testing.T, c testCase) {
+		route, err := plan.Route(c.retry)
+		require.NoError(t, err)
+		require.Equal(t, c.want, route.RoutingKey)
+		require.Equal(t, "q.retry", route.Exchange)
+	})
+}
+
+func TestPerAttemptRefuses(t *testing.T) {
+	t.Parallel()
+	_, err := topology.PerAttempt{
+		Delays:       []time.Duration{-1, time.Second, 2 * time.Second, backoff.MaxDelay + 1},
+		WaitName:     func(queue string, _ int, _ time.Duration) string { return "same" },
+		ExchangeName: func(string) string { return "" },
+		Type:         "stream",
+	}.Plan("q", nil)
+	rig.RequireTexts(t, err, "delay -1ns is not positive", "at most 315360000000 ms", `"same"`,
+		"retry exchange is empty", `"stream"`)
+}
+
+// A rejected message stays in its queue, so it cannot pass an exchange of the user.
+func TestRejectsAndViaAreRefused(t *testing.T) {
+	t.Parallel()
+	via := topology.PerQueue{Via: []string{"events"}}
+	strategy := native.Strategy{Min: time.Second, Max: time.Minute, Else: via}
+	const want = "passes no exchange on its way back: leave Via out"
+	require.ErrorContains(t, strategy.Validate(), want)
+	plan := rig.PlanOf(t, via, "orders")
+	plan.RejectMin, plan.RejectMax = time.Second, time.Minute
+	require.ErrorContains(t, topology.ValidatePlan(plan), want)
+	plan.Via = nil
+	require.NotContains(t, fmt.Sprint(topology.ValidatePlan(plan)), want)
+}
+
+// Given delays of which the queue can hold some, when such a message has another delivery count,
+// then its wait on the wait queues is no later than any other.
+func TestNativeWaitsAreAsLateAsOthers(t *testing.T) {
+	t.Parallel()
+	linear := func(step time.Duration, n int) (list []time.Duration) {
+		for i := range n {
+			list = append(list, time.Duration(i+1)*step)
+		}
+		return list
+	}
+	for name, c := range map[string]struct {
+		strategy native.Strategy
+		delays   []time.Duration
+		queues   int // without the dead-letter queue
+	}{
+		"short ones, beside a policy for the network": {
+			native.Strategy{Min: 500 * time.Millisecond, Max: time.Second},
+			[]time.Duration{
+				500 * time.Millisecond, time.Second, 2 * time.Second, 4 * time.Second,
+				250 * time.Millisecond, 3 * time.Second,
+			},
+			5,
+		},
+		"linear ones, beside a long one": {
+			native.Strategy{Min: 5 * time.Second, Max: 10 * time.Minute},
+			append(linear(5*time.Second, 120), 20*time.Minute),
+			4,
+		},
+		"linear ones alone, on the default wait steps": {
+			native.Strategy{Min: 5 * time.Second, Max: time.Minute}, linear(5*time.Second, 12), 6,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			plan, err := c.strategy.Plan("orders", c.delays)
+			require.NoError(t, err)
+			require.NoError(t, topology.ValidatePlan(plan))
+			var steps []time.Duration
+			for _, step := range plan.WaitSteps {
+				steps = append(steps, step.Delay)
+			}
+			for _, delay := range c.delays {
+				late := ladder.Total(steps, delay) - delay
+				require.LessOrEqual(t, late, ladder.Allowed(delay), "%v on %v", delay, steps)
+			}
+			require.Len(t, steps, c.queues, "%v", steps)
+		})
+	}
+}
+
+// The permissions in docs/security.md are the exported permissions of the plans.
+func TestSecurityDocumentIsTrue(t *testing.T) {
+	t.Parallel()
+	data, err := os.ReadFile("../docs/security.md")
+	require.NoError(t, err)
+	text := string(data)
+
+	target := topology.DeadLetters{
+		Target: func(string) topology.Route { return topology.Route{Exchange: "graves"} },
+	}
+	via := topology.PerQueue{Via: []string{"events"}}
+	for _, row := range []struct {
+		name     string
+		strategy topology.Strategy
+		declare  bool
+	}{
+		{"PerQueue{}", topology.PerQueue{}, true},
+		{"PerQueue{}, WithPreProvisioned", topology.PerQueue{}, false},
+		{"PerQueue{Type: Classic}", topology.PerQueue{Type: topology.Classic}, true},
+		{`PerQueue{Via: []string{"events"}}`, via, true},
+		{`PerQueue{Via: []string{"events"}}, WithPreProvisioned`, via, false},
+		{"PerAttempt{}", topology.PerAttempt{}, true},
+		{"PerAttempt{}, WithPreProvisioned", topology.PerAttempt{}, false},
+		{
+			"Levels{Resolution: 5 * time.Second, Max: 30 * time.Second}",
+			topology.Levels{Resolution: 5 * time.Second, Max: 30 * time.Second},
+			true,
+		},
+		{"Levels{}, WithPreProvisioned", topology.Levels{}, false},
+		{"Shared{}", topology.Shared{}, true},
+		{"Shared{}, WithPreProvisioned", topology.Shared{}, false},
+		{"Shared{Dead: target}, WithPreProvisioned", topology.Shared{Dead: target}, false},
+	} {
+		delays := []time.Duration{5 * time.Second, 30 * time.Second}
+		plan := rig.PlanOf(t, row.strategy, "orders", delays...)
+		p := plan.Permissions(row.declare)
+		const command = "# %s\nrabbitmqctl set_permissions -p shop orders-service " +
+			"\\\n  '%s' \\\n  '%s' \\\n  '%s'\n"
+		require.Contains(t, text, fmt.Sprintf(command, row.name, p.Configure, p.Write, p.Read))
 	}
 }

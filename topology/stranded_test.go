@@ -3,13 +3,19 @@ package topology_test
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/rig"
@@ -75,4 +81,37 @@ func TestStrandedMessagesAreSaidOnceForAClient(t *testing.T) {
 	tells(2, 3, 0)
 	require.NoError(t, client.Close())
 	requireSaid(2, 3)
+}
+
+// quitting is a marshaler that ends its goroutine, once.
+type quitting struct {
+	wamqp.DefaultMarshaler
+	did atomic.Bool
+}
+
+func (q *quitting) Unmarshal(d amqp.Delivery) (*message.Message, error) {
+	if q.did.CompareAndSwap(false, true) {
+		runtime.Goexit()
+	}
+	return q.DefaultMarshaler.Unmarshal(d)
+}
+
+// The goroutine that is gone is given nothing more: the next message goes on.
+func TestMarshalerThatEndsItsGoroutineStopsNothing(t *testing.T) {
+	t.Parallel()
+	handled := make(chan struct{}, 2)
+	r := rig.Start(t, rig.Config{
+		Policy:    backoff.List{time.Second},
+		Configure: func(cfg *wamqp.Config) { cfg.Marshaler = new(quitting); rig.Prefetch(10)(cfg) },
+		Handler: func(*message.Message) ([]*message.Message, error) {
+			handled <- struct{}{}
+			return nil, nil
+		},
+	})
+	rig.Fill(t, r.URL, r.Queue, 2)
+	rig.WaitFor(t, "the second message", func() bool { return len(handled) == 1 })
+}
+
+func TestMain(m *testing.M) {
+	testbroker.Main(m, func() error { return goleak.Find() })
 }
