@@ -1,11 +1,14 @@
 package docs_test
 
 import (
+	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
@@ -44,9 +47,7 @@ func TestBrokerCommandsOfPages(t *testing.T) {
 				continue
 			}
 			named++
-			if !known[words[1]] {
-				t.Errorf("%s\nrabbitmqctl has no command %s", c, words[1])
-			}
+			assert.True(t, known[words[1]], "%s\nrabbitmqctl has no command %s", c, words[1])
 		}
 	}
 	require.Greater(t, named, 5)
@@ -71,9 +72,7 @@ func TestBrokerCommandsOfPages(t *testing.T) {
 		}
 		granted = granted || grants
 		ran++
-		if err := run(c); err != nil {
-			t.Errorf("%s\n%v", c, err)
-		}
+		assert.NoError(t, run(c), c)
 	}
 	require.Positive(t, ran)
 	for _, wrong := range []string{
@@ -84,4 +83,82 @@ func TestBrokerCommandsOfPages(t *testing.T) {
 	} {
 		require.Error(t, run(command{text: wrong}), wrong)
 	}
+}
+
+const reconciliation = "quorum_queue.continuous_membership_reconciliation"
+
+// settingsInEffect holds the node's own value, as Erlang, of each key of rabbitmq.conf that
+// docs/broker-settings.md sets. %s is the value on the page.
+var settingsInEffect = map[string]string{
+	"cluster_partition_handling":          `{cluster_partition_handling, %s}`,
+	"consumer_timeout":                    `{consumer_timeout, %s}`,
+	"default_queue_type":                  `{default_queue_type, rabbit_%s_queue}`,
+	"disk_free_limit.absolute":            `{disk_free_limit, "%s"}`,
+	"max_message_size":                    `{max_message_size, %s}`,
+	"vm_memory_high_watermark.relative":   `{vm_memory_high_watermark, %s}`,
+	reconciliation + ".enabled":           `{quorum_membership_reconciliation_enabled, %s}`,
+	reconciliation + ".target_group_size": `{quorum_membership_reconciliation_target_group_size, %s}`,
+}
+
+// Given a node with the rabbitmq.conf and the advanced.config of docs/broker-settings.md, then it
+// starts, has their values, and takes the page's commands. A snippet whose fence ends in
+// "from 4.0" is left out on an older version.
+func TestRecommendedBrokerSettings(t *testing.T) {
+	t.Parallel()
+	version := testbroker.InstalledVersion(t)
+	snippets := map[string]string{}
+	for _, b := range blocks(read(t, "docs/broker-settings.md")) {
+		kind, from, _ := strings.Cut(b.kind, " from ")
+		if slices.Compare(numbers(t, version), numbers(t, from)) >= 0 {
+			snippets[kind] += b.text
+		}
+	}
+	conf := strings.Split(strings.TrimSpace(snippets["ini rabbitmq.conf"]), "\n")
+	advanced := strings.TrimSpace(snippets["erlang advanced.config"])
+	commands := strings.Split(strings.TrimSpace(snippets["sh"]), "\n")
+	require.Greater(t, len(conf), 3)
+	require.Greater(t, len(commands), 5)
+
+	node := testbroker.Private(t,
+		testbroker.WithConfig(conf...), testbroker.WithAdvancedConfig(advanced))
+	var want []string
+	for _, line := range conf {
+		key, value, _ := strings.Cut(line, " = ")
+		require.Contains(t, settingsInEffect, key)
+		want = append(want, fmt.Sprintf(settingsInEffect[key], value))
+	}
+	require.Equal(t, "[]\n", node.Ctl(t, "eval", fmt.Sprintf(`
+		{ok, Tokens, _} = erl_scan:string(%q),
+		{ok, Advanced} = erl_parse:parse_term(Tokens),
+		[{App, Key, application:get_env(App, Key)} ||
+			{App, Pairs} <- [{rabbit, [%s]} | Advanced], {Key, Value} <- Pairs,
+			application:get_env(App, Key) =/= {ok, Value}].`, advanced, strings.Join(want, ", "))),
+		"settings of the page that are not in effect")
+
+	for _, line := range commands {
+		if strings.HasPrefix(line, "#") {
+			continue
+		}
+		var words []string
+		for _, word := range regexp.MustCompile(`'([^']*)'|(\S+)`).FindAllStringSubmatch(line, -1) {
+			words = append(words, strings.ReplaceAll(word[1]+word[2], "rabbit@host3", node.Name()))
+		}
+		_, err := node.RunTool(t.Context(), words[0], words[1:]...)
+		require.NoError(t, err, line)
+	}
+	vhosts := node.Ctl(t, "list_vhosts", "name", "default_queue_type")
+	require.Contains(t, "\n"+vhosts, "\nshop\tquorum\n")
+	policies := node.Ctl(t, "list_policies", "--vhost", "shop")
+	require.Contains(t, policies, `{"delivery-limit":2147483647}`)
+}
+
+// numbers returns the numbers of a version such as 4.0.5, and none for "".
+func numbers(t *testing.T, version string) (found []int) {
+	t.Helper()
+	for _, text := range regexp.MustCompile(`\d+`).FindAllString(version, -1) {
+		number, err := strconv.Atoi(text)
+		require.NoError(t, err)
+		found = append(found, number)
+	}
+	return found
 }

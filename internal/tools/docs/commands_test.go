@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -165,9 +166,8 @@ func TestCommandsOfDocumentsAreRun(t *testing.T) {
 	}
 	for _, p := range pagesOf(t) {
 		for _, b := range p.blocks {
-			if strings.HasPrefix(b.text, "$ ") && b.language() != "console" {
-				t.Errorf("%s:%d: a prompt in a fence of %q: call it console", p.path, b.line, b.kind)
-			}
+			assert.False(t, strings.HasPrefix(b.text, "$ ") && b.language() != "console",
+				"%s:%d: a prompt in a fence of %q: call it console", p.path, b.line, b.kind)
 		}
 	}
 }
@@ -208,13 +208,10 @@ func TestMakeTargetsOfPagesAreThere(t *testing.T) {
 			continue
 		}
 		checked++
-		if !targets[words[1]] {
-			t.Errorf("%s\nmake has no target %q", c, words[1])
-		}
+		assert.True(t, targets[words[1]], "%s\nmake has no target %q", c, words[1])
 		for _, m := range makeVariable.FindAllStringSubmatch(c.text, -1) {
-			if !strings.Contains(makefile, "$("+m[1]+")") {
-				t.Errorf("%s\nthe Makefile has no variable %s", c, m[1])
-			}
+			assert.True(t, strings.Contains(makefile, "$("+m[1]+")"),
+				"%s\nthe Makefile has no variable %s", c, m[1])
 		}
 	}
 	require.Greater(t, checked, 10)

@@ -1,6 +1,9 @@
 package docs_test
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io/fs"
 	"maps"
 	"os"
@@ -8,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -42,29 +46,6 @@ func goFiles(t *testing.T, visit func(path, text string)) {
 	}))
 }
 
-// Every word of the glossary is a word of the code.
-func TestEveryWordIsUsed(t *testing.T) {
-	t.Parallel()
-	var code strings.Builder
-	goFiles(t, func(path, text string) {
-		if slices.Contains([]string{"backoff", "middleware", "topology"}, filepath.Dir(path)) {
-			code.WriteString(text)
-		}
-	})
-	oneLine := strings.ReplaceAll(strings.ToLower(code.String()), "//", " ")
-	used := strings.Join(strings.Fields(oneLine), " ")
-	row := regexp.MustCompile(`(?m)^\| \*([^*]+)\* \|`)
-	words := row.FindAllStringSubmatch(read(t, "docs/glossary.md"), -1)
-	require.Greater(t, len(words), 20)
-	last := ""
-	for _, word := range words {
-		require.Contains(t, used, word[1])
-		place := strings.ReplaceAll(word[1], "-", " ")
-		require.LessOrEqual(t, last, place, "in order of the alphabet")
-		last = place
-	}
-}
-
 func TestEveryHeaderIsDocumented(t *testing.T) {
 	t.Parallel()
 	headers := map[string]bool{}
@@ -87,7 +68,7 @@ func TestEveryHeaderIsDocumented(t *testing.T) {
 
 var (
 	fact      = regexp.MustCompile(`\bF[1-9][0-9]?\b`)
-	namedTest = regexp.MustCompile("`(Test[A-Z][A-Za-z0-9]*)`")
+	namedTest = regexp.MustCompile("`((?:Test|Fuzz)[A-Z][A-Za-z0-9]*)`")
 )
 
 func TestEveryTestThatIsNamedIsThere(t *testing.T) {
@@ -125,4 +106,117 @@ func TestEveryGuaranteeNamesItsTest(t *testing.T) {
 	}
 	require.Greater(t, rows, 20)
 	require.Greater(t, items, 15)
+}
+
+// factHeading is the heading of a fact, which gives it its anchor: ### F23 is #f23.
+var factHeading = regexp.MustCompile(`(?m)^### (F[1-9][0-9]?)$`)
+
+// factsThatAreThere returns the facts that have a heading.
+func factsThatAreThere(t *testing.T) map[string]bool {
+	t.Helper()
+	there := map[string]bool{}
+	for _, found := range factHeading.FindAllStringSubmatch(read(t, "docs/broker-facts.md"), -1) {
+		require.False(t, there[found[1]], "two headings %s", found[1])
+		there[found[1]] = true
+	}
+	require.Greater(t, len(there), 40)
+	return there
+}
+
+func TestEveryFactThatIsCitedIsThere(t *testing.T) {
+	t.Parallel()
+	facts := factsThatAreThere(t)
+	check := func(path, text string) {
+		for _, cited := range fact.FindAllString(text, -1) {
+			require.True(t, facts[cited], "%s cites %s", path, cited)
+		}
+	}
+	goFiles(t, check)
+	for _, document := range documents(t) {
+		check(document, read(t, document))
+	}
+}
+
+// source holds the string literals of the repository's Go files.
+type source struct {
+	code  []string            // of files that are not tests
+	tests map[string][]string // for each test, the strings of its file
+}
+
+var all struct {
+	sync.Once
+	source
+}
+
+var isTest = regexp.MustCompile("^(Test|Fuzz)")
+
+// readSource reads the files once for all tests.
+func readSource(t *testing.T) source {
+	t.Helper()
+	all.Do(func() {
+		all.tests = map[string][]string{}
+		goFiles(t, func(path, text string) {
+			file, err := parser.ParseFile(token.NewFileSet(), path, text, parser.SkipObjectResolution)
+			require.NoError(t, err)
+			texts := stringsOf(file)
+			if !strings.HasSuffix(path, "_test.go") {
+				all.code = append(all.code, texts...)
+				return
+			}
+			for _, decl := range file.Decls {
+				f, ok := decl.(*ast.FuncDecl)
+				if ok && f.Recv == nil && isTest.MatchString(f.Name.Name) {
+					all.tests[f.Name.Name] = append(all.tests[f.Name.Name], append(texts, "")...)
+				}
+			}
+		})
+	})
+	return all.source
+}
+
+// stringsOf returns the strings of a file. Literals that are added up count as one.
+func stringsOf(file *ast.File) (found []string) {
+	ast.Inspect(file, func(n ast.Node) bool {
+		if e, ok := n.(ast.Expr); ok {
+			if text := strings.Trim(literalText(e), "…"); text != "" {
+				found = append(found, text)
+				return false
+			}
+		}
+		return true
+	})
+	return found
+}
+
+// rows returns the cells of the tables of a document whose last column names tests.
+func rows(t *testing.T, document string) (found [][]string) {
+	t.Helper()
+	for line := range strings.Lines(read(t, document)) {
+		cells := strings.Split(strings.Trim(line, "| \n"), " | ")
+		if strings.HasPrefix(line, "|") && strings.Contains(cells[len(cells)-1], "`Test") {
+			found = append(found, cells)
+		}
+	}
+	return found
+}
+
+var quoted = regexp.MustCompile("`([^`]+)`")
+
+// Every message that docs/troubleshooting.md quotes is in the code, and the test beside it
+// looks for it.
+func TestMessagesAreQuotedFromTheCode(t *testing.T) {
+	t.Parallel()
+	s := readSource(t)
+	for _, row := range rows(t, "docs/troubleshooting.md") {
+		require.Len(t, row, 4, row[0])
+		message := quoted.FindStringSubmatch(row[1])
+		require.NotNil(t, message, row[0])
+		quotes := func(text string) bool { return strings.Contains(text, message[1]) }
+		require.True(t, slices.ContainsFunc(s.code, quotes), "no code says %q", message[1])
+		for _, test := range quoted.FindAllStringSubmatch(row[3], -1) {
+			require.True(t, slices.ContainsFunc(s.tests[test[1]], func(text string) bool {
+				return len(text) >= 10 && (strings.Contains(message[1], text) || quotes(text))
+			}), "%s looks for nothing of %q", test[1], message[1])
+		}
+	}
 }

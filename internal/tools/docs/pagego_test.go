@@ -137,19 +137,6 @@ func TestGoThatDoesNotCompileIsFound(t *testing.T) {
 	}
 }
 
-// The first piece of Go of the README is a part of the program examples/basic, without a gap.
-func TestReadmeShowsTheSampleThatCompiles(t *testing.T) {
-	t.Parallel()
-	readme := read(t, "README.md")
-	i := slices.IndexFunc(blocks(readme), func(b block) bool { return b.language() == "go" })
-	require.GreaterOrEqual(t, i, 0)
-	sample := blocks(readme)[i]
-	require.Contains(t, read(t, "examples/basic/serve.go"), sample.text)
-	require.Contains(t, sample.text, "router.Run(ctx)")
-	require.LessOrEqual(t, sample.line, 40, "line of the README at which the sample begins")
-	require.LessOrEqual(t, len(strings.Fields(readme)), 900, "words of the README")
-}
-
 var planRow = regexp.MustCompile(`(?m)^\S+ +(\S+) +x-dead-letter-exchange=`)
 
 // The plan of a strategy on a page is the plan that the strategy makes for these delays.

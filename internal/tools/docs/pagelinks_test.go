@@ -13,6 +13,7 @@ import (
 	"testing"
 	"unicode"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -61,9 +62,7 @@ func TestEveryPageIsReachable(t *testing.T) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(pages)) {
-		if !reached[name] {
-			t.Errorf("%s: no way of links leads here from docs/README.md", name)
-		}
+		assert.True(t, reached[name], "%s: no way of links leads here from docs/README.md", name)
 	}
 }
 
@@ -245,6 +244,9 @@ func (p *page) leads(l link, pages map[string]*page) error {
 		return nil
 	case pages[name] == nil:
 		return fmt.Errorf("an anchor in a file that is no page")
+	case path.Base(name) == "broker-facts.md" && fact.MatchString(l.text) &&
+		to.Fragment != strings.ToLower(fact.FindString(l.text)):
+		return fmt.Errorf("it leads to another fact")
 	case !pages[name].anchors()[to.Fragment]:
 		return fmt.Errorf("%s has no anchor #%s", name, to.Fragment)
 	}
@@ -263,4 +265,57 @@ func elsewhere(to *url.URL) error {
 		return fmt.Errorf("an absolute link to this repository: write it relative")
 	}
 	return nil
+}
+
+// Each fault that these tests look for is found where it is planted, and nothing else is.
+func TestFaultsOfPagesAreFound(t *testing.T) {
+	t.Parallel()
+	there := readPage("docs/there.md", "# There\n\n## F1: a `queue` & more\n\n<a id=\"f23\"></a>\n")
+	for name, c := range map[string]struct{ text, says string }{
+		"no fault":            {"[a](there.md#f1-a-queue--more) [b](there.md#f23)", ""},
+		"code is no link":     {"`[a](nowhere.md)` and ``[`b`](c)``", ""},
+		"a fence is no prose": {"```text\n[a](nowhere.md)\n# b\n```", ""},
+		"in a list":           {"- one\n\n  ```sh\n  | x\n  ```", ""},
+		"elsewhere":           {"[a](https://example.org/x) <https://example.org>", ""},
+		"a picture":           {"![queues](topology.svg)", ""},
+		"a definition":        {"[a][b] and [b][]\n\n[b]: there.md", ""},
+		"the page itself":     {"## A part\n\n[a](#a-part)", ""},
+		"no file":             {"[a](nowhere.md)", "there is no file docs/nowhere.md"},
+		"no anchor":           {"[a](there.md#f2)", "has no anchor #f2"},
+		"no anchor here":      {"[a](#a-part)", "has no anchor #a-part"},
+		"in a table":          {"| a |\n|---|\n| [a](nowhere.md) |", "there is no file"},
+		"a file's anchor":     {"[a](../Makefile#help)", "no page"},
+		"outside":             {"[a](../../x.md)", "leaves the repository"},
+		"absolute":            {"[a](/docs/there.md)", "relative to the page"},
+		"this repository": {
+			"[a](https://github.com/millpond-go/millpond/blob/x.md)", "write it relative",
+		},
+		"not secure":             {"[a](http://example.org)", "https"},
+		"no host":                {"[a](https://)", "host"},
+		"no definition":          {"[a][b]", "has no target"},
+		"a definition to no end": {"[b]: nowhere.md", "there is no file"},
+		"a space":                {"[a](the re.md)", "space"},
+		"no picture":             {"![queues](nowhere.svg)", "there is no file"},
+		"no alt text":            {"![](topology.svg)", "alt text"},
+		"no alt text in a tag":   {`<img src="topology.svg">`, "alt text"},
+		"no dark picture":        {`<source srcset="nowhere.svg">`, "there is no file"},
+		"a page for a picture":   {"![queues](there.md)", "no picture"},
+		"a fact's link":          {"[F23](broker-facts.md#f23)", ""},
+		"another fact's link":    {"[F2](broker-facts.md#f23)", "to another fact"},
+		"an open fence":          {"```sh\nx", "not closed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := readPage("docs/page.md", "# Page\n\n"+c.text+"\n")
+			p.checkLinks(map[string]*page{
+				"docs/page.md": p, "docs/there.md": there, "docs/broker-facts.md": there,
+			})
+			if c.says == "" {
+				require.Empty(t, p.faults)
+				return
+			}
+			require.Len(t, p.faults, 1)
+			require.Contains(t, p.faults[0], c.says)
+		})
+	}
 }

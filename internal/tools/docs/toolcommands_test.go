@@ -20,10 +20,12 @@ import (
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/keys"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
@@ -117,9 +119,7 @@ func TestToolCommandsOfPagesHaveItsFlags(t *testing.T) {
 			continue
 		}
 		checked++
-		if err := l.knows(words); err != nil {
-			t.Errorf("%s\n%v", c, err)
-		}
+		assert.NoError(t, l.knows(words), c)
 	}
 	require.Greater(t, checked, 5)
 
@@ -290,30 +290,29 @@ func (d *desk) furnish(c command) {
 	if old != "" {
 		d.must("declare", "orders", "--policy", old)
 	}
-	require.NoError(d.t, ch.Confirm(false))
 	if words[0] == "brake" && slices.Contains(words, "start") {
 		d.must("brake", "stop", words[len(words)-1])
 	}
 	if words[0] == "order" {
 		d.must("declare", "orders", "--strategy", "inorder")
-		d.block(ch, words[len(words)-1])
+		d.block(words[len(words)-1])
 	}
 	if words[0] == "stranded" {
 		d.must("declare", "orders", "--strategy", "shared")
 		for _, id := range append(ids, "order-0") {
-			publish(d.t, ch, "millpond.stranded", amqp.Publishing{
+			rig.Publish(d.t, d.url, "", "millpond.stranded", amqp.Publishing{
 				MessageId: id, Headers: amqp.Table{header.Queue: "orders"}, Body: []byte(`{"order":17}`),
 			})
 		}
 	}
 	for n, id := range append(ids, "order-0", "order-1", "order-2") {
-		publishDead(d.t, ch, dead, id, []string{
+		d.publishDead(dead, id, []string{
 			"order 17: cannot parse total", "dial tcp 10.0.0.7:443: connection refused",
 		}[n%2])
 	}
 	waits := slices.Contains(words, "release") || slices.Contains(words, "cancel")
 	if waits && words[0] != "order" {
-		d.wait(ch, words, append(ids, "order-0"))
+		d.wait(words, append(ids, "order-0"))
 	}
 	if slices.Contains(words, "replay") { // the service runs
 		handled, err := ch.Consume("orders", "", true, false, false, false, nil)
@@ -331,13 +330,13 @@ func (d *desk) furnish(c command) {
 }
 
 // block publishes a dead letter that blocks a key.
-func (d *desk) block(ch *amqp.Channel, key string) {
+func (d *desk) block(key string) {
 	d.t.Helper()
-	publish(d.t, ch, "orders.line", amqp.Publishing{
+	rig.Publish(d.t, d.url, "", "orders.line", amqp.Publishing{
 		MessageId: "order-17", DeliveryMode: amqp.Persistent, Timestamp: time.Now(),
 		Headers: amqp.Table{keys.Key: key, keys.Line: "block 1 1-1"},
 	})
-	publish(d.t, ch, "orders.dlq", amqp.Publishing{
+	rig.Publish(d.t, d.url, "", "orders.dlq", amqp.Publishing{
 		MessageId: "order-17", DeliveryMode: amqp.Persistent, Body: []byte(`{"order":17}`),
 		Headers: amqp.Table{
 			header.DeadQueue: "orders", keys.DeadKey: key, keys.DeadLine: "block 1 1-1",
@@ -346,7 +345,7 @@ func (d *desk) block(ch *amqp.Channel, key string) {
 }
 
 // wait publishes messages to the longest wait queue of the command's policy.
-func (d *desk) wait(ch *amqp.Channel, words, ids []string) {
+func (d *desk) wait(words, ids []string) {
 	d.t.Helper()
 	var delays backoff.List
 	if at := slices.Index(words, "--policy"); at >= 0 {
@@ -360,14 +359,14 @@ func (d *desk) wait(ch *amqp.Channel, words, ids []string) {
 	require.NoError(d.t, err)
 	longest := plan.WaitSteps[len(plan.WaitSteps)-1]
 	for _, id := range ids {
-		publish(d.t, ch, longest.RoutingKey, amqp.Publishing{
+		rig.Publish(d.t, d.url, "", longest.RoutingKey, amqp.Publishing{
 			MessageId: id, DeliveryMode: amqp.Persistent, Body: []byte(`{"order":17}`),
 		})
 	}
 }
 
-func publishDead(t *testing.T, ch *amqp.Channel, queue, id, text string) {
-	t.Helper()
+func (d *desk) publishDead(queue, id, text string) {
+	d.t.Helper()
 	state := header.RetryState{
 		Failures: 3, Reason: header.ReasonExhausted, Class: header.ClassRetryable, Error: text,
 		Handler: "ship", DeadAt: time.Now(),
@@ -379,16 +378,7 @@ func publishDead(t *testing.T, ch *amqp.Channel, queue, id, text string) {
 	for key, value := range state.DeadHeaders("orders") {
 		m.Headers[key] = value
 	}
-	publish(t, ch, queue, m)
-}
-
-func publish(t *testing.T, ch *amqp.Channel, queue string, m amqp.Publishing) {
-	t.Helper()
-	confirm, err := ch.PublishWithDeferredConfirmWithContext(t.Context(), "", queue, true, false, m)
-	require.NoError(t, err)
-	confirmed, err := confirm.WaitContext(t.Context())
-	require.NoError(t, err)
-	require.True(t, confirmed)
+	rig.Publish(d.t, d.url, "", queue, m)
 }
 
 // must runs the tool.
