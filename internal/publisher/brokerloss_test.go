@@ -197,3 +197,190 @@ func TestHealthyFollowsTheConnection(t *testing.T) {
 		assert.ErrorIs(t, p.Healthy(), publisher.ErrClosed)
 	})
 }
+
+const (
+	lowMemory  = "0.000001"
+	muchMemory = "0.4"
+)
+
+// memory sets the watermark of a node. lowMemory raises an alarm.
+func memory(t *testing.T, node *testbroker.Node, watermark string) {
+	t.Helper()
+	node.Ctl(t, "set_vm_memory_high_watermark", watermark)
+}
+
+// The broker lives and takes no byte more. A write without a limit would hold the channel for as
+// long as that lasts.
+func TestWriteThatGetsNowhereEndsTheConnection(t *testing.T) {
+	t.Parallel()
+	const timeout = time.Second // a single write may take much longer
+	url := testbroker.URL(t)
+	p := connect(t, url, declare(t, url, testbroker.Queue(t), nil), timeout)
+	p.recovers()
+	p.recovers() // on the common channel, even if a confirm was late before
+	connections := p.client.connections()
+
+	p.client.stall()
+	body := strings.Repeat("x", 16<<20)
+	within(t, timeout, "Publish", func() { assert.ErrorIs(t, p.say(body), publisher.ErrUnknown) })
+	testbroker.WaitFor(t, "the connection to be given up", timeout+slack, func() bool {
+		return p.client.connections() > connections
+	})
+	p.recovers()
+	assert.Zero(t, p.bodies()[body])
+}
+
+// A caller gives up while its message cannot be written. That ends its own wait and not the write,
+// because other messages are behind it: neither is the write cut off, nor is its channel closed in
+// the middle of the message, which would end the connection.
+func TestContextEndsTheWaitForAWrite(t *testing.T) {
+	t.Parallel()
+	for name, resumed := range map[string]bool{"until Close": false, "until it goes on": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := onBroker(t, nil)
+			require.NoError(t, p.say("before"))
+
+			resume := p.client.stall()
+			ctx, cancel := context.WithCancel(t.Context())
+			result := make(chan error, 1)
+			body := strings.Repeat("x", 12<<20)
+			go func() { result <- p.sayTo(ctx, p.queue, body) }()
+			p.awaitPublished(2)
+			cancel()
+			within(t, 0, "Publish", func() { assert.ErrorIs(t, <-result, publisher.ErrUnknown) })
+			if !resumed {
+				within(t, goodbye, "Close", p.Close)
+				return
+			}
+			resume()
+			require.NoError(t, p.say("after"))
+			await(t, "the whole message", func() bool {
+				return testbroker.Depth(t, p.url, p.queue) == 3
+			})
+			p.hasOnly("before", body, "after")
+			assert.Equal(t, 1, p.client.connections(), "the connection was ended")
+		})
+	}
+}
+
+// A broker lives and confirms nothing, as one whose quorum queue has lost its majority. The
+// connection is kept, and each call ends in time.
+func TestConfirmsThatNeverComeCostNoConnection(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := behindProxy(t, long)
+		require.NoError(t, p.say("before"))
+		p.proxy.HoldConfirms(true)
+		const limit = 300 * time.Millisecond
+		say := func(_ int, body string) error { return p.sayWithin(limit, body) }
+		for _, c := range callers(8, 3, say) {
+			// A publish is not sent if the next channel was not open in time.
+			isAny(t, c.err, publisher.ErrUnknown, publisher.ErrNotSent)
+			assert.Less(t, c.took, limit+slack)
+		}
+		p.proxy.HoldConfirms(false)
+		p.recovers()
+		assert.Equal(t, 1, p.proxy.Connections(), "the connection was ended")
+	})
+}
+
+func TestFrozenBroker(t *testing.T) {
+	t.Parallel()
+	const timeout = time.Second
+	p, node := onNode(t, timeout)
+	p.recovers()
+	node.Freeze(t)
+	body := strings.Repeat("x", 1<<20) // 64 of them fill every buffer
+	for _, c := range callers(64, 1, func(int, string) error { return p.say(body) }) {
+		isAny(t, c.err, publisher.ErrUnknown, publisher.ErrNotSent)
+		assert.Less(t, c.took, timeout+slack)
+	}
+	node.Thaw(t)
+	p.recovers()
+}
+
+// During an alarm every call ends in time and Close does, too. After it publishing works again.
+func TestMemoryAlarm(t *testing.T) {
+	t.Parallel()
+	const timeout = 2 * time.Second
+	same, node := onNode(t, timeout)
+	closing := connect(t, node.URL(), "q", timeout)
+	for _, p := range []rig{same, closing} {
+		p.recovers()
+		require.NoError(t, p.Healthy())
+	}
+
+	memory(t, node, lowMemory)
+	body := strings.Repeat("x", 1<<20)
+	for round, p := range []rig{same, closing, same} {
+		for _, c := range callers(64, 1, func(int, string) error { return p.say(body) }) {
+			assert.Less(t, c.took, timeout+slack, "round %d: %v", round, c.err)
+			if c.err != nil { // a few may be stored before the broker notices
+				isAny(t, c.err, publisher.ErrUnknown, publisher.ErrNotSent)
+			}
+		}
+	}
+	await(t, "the alarm to be known", func() bool {
+		_ = same.say("poke")
+		err := same.Healthy()
+		return err != nil && strings.Contains(err.Error(), "blocked publishing")
+	})
+	err := same.say("never")
+	assert.ErrorIs(t, err, publisher.ErrNotSent)
+	assert.ErrorContains(t, err, "blocked publishing")
+	within(t, goodbye, "Close during the alarm", closing.Close)
+
+	memory(t, node, muchMemory)
+	same.recovers()
+	assert.NoError(t, same.Healthy())
+	connect(t, node.URL(), "q", timeout).recovers()
+	assert.Zero(t, same.bodies()["never"])
+}
+
+// While the broker is known not to read, nothing more is written. So the outcome of a publish
+// during the alarm is never in doubt, and its channel is used again afterwards.
+func TestNothingIsSentDuringAnAlarm(t *testing.T) {
+	t.Parallel()
+	p, node := onNode(t, long)
+	require.NoError(t, p.say("before"))
+	memory(t, node, lowMemory)
+	first := p.begin(1, "first") // the broker blocks the connection because of it
+	p.unhealthy()
+	sent := p.client.published()
+
+	for _, c := range callers(8, 1, func(int, string) error {
+		return p.sayWithin(200*time.Millisecond, "never")
+	}) {
+		assert.ErrorIs(t, c.err, publisher.ErrNotSent)
+		assert.ErrorContains(t, c.err, "blocked publishing")
+	}
+	assert.Equal(t, sent, p.client.published(), "something was written")
+
+	patient := p.begin(1, "patient")
+	memory(t, node, muchMemory)
+	within(t, patience, "publishing", func() {
+		assert.NoError(t, <-first)
+		assert.NoError(t, <-patient)
+	})
+	places := p.client.published()
+	assert.Equal(t, places[0], places[len(places)-1], "another channel")
+	p.hasOnly("before", "first", "patient")
+}
+
+func TestCloseUnderAMemoryAlarmWithFullBuffers(t *testing.T) {
+	t.Parallel()
+	p, node := onNode(t, long)
+	require.NoError(t, p.say("before"))
+	memory(t, node, lowMemory)
+	results := p.begin(64, strings.Repeat("x", 1<<20))
+	p.unhealthy()
+	within(t, goodbye, "Close", p.Close)
+	within(t, 0, "the calls", func() {
+		for range cap(results) {
+			if err := <-results; err != nil {
+				isAny(t, err, publisher.ErrUnknown, publisher.ErrClosed)
+			}
+		}
+	})
+}
