@@ -92,18 +92,13 @@ func FuzzCheckURL(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, url string) {
 		err := link.CheckURL(url)
-		if (err == nil) == (link.Address(url) == "(invalid url)") {
-			t.Errorf("CheckURL says %v, Address says %s", err, link.Address(url))
-		}
+		assert.False(t, (err == nil) == (link.Address(url) == "(invalid url)"),
+			"CheckURL says %v, Address says %s", err, link.Address(url))
 		if err != nil {
 			return
 		}
 		uri, parseErr := amqp.ParseURI(url)
-		if parseErr != nil {
-			t.Errorf("accepted %q: %v", url, parseErr)
-		}
-		if uri.Port < 1 || uri.Port > 65535 {
-			t.Errorf("accepted %q with port %d", url, uri.Port)
-		}
+		assert.Nil(t, parseErr, "accepted %q: %v", url, parseErr)
+		assert.False(t, uri.Port < 1 || uri.Port > 65535, "accepted %q with port %d", url, uri.Port)
 	})
 }

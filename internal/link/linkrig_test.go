@@ -2,7 +2,6 @@ package link_test
 
 import (
 	"context"
-	"net"
 	"sync"
 	"testing"
 	"time"
@@ -13,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/internal/testing/memnet"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
@@ -103,46 +103,16 @@ func ends(t *testing.T, conn *link.Conn) {
 	within(t, 0, "noticing the end", func() { <-conn.Gone() })
 }
 
-// silent is a peer that accepts connections and says nothing.
-type silent struct {
-	listener net.Listener
-	mu       sync.Mutex
-	conns    []net.Conn
-	wait     sync.WaitGroup
-}
-
-func startSilent(t *testing.T) *silent {
+// silent is the configuration of a link to a peer in memory that accepts a connection and says
+// nothing.
+func silent(t *testing.T, scheme string) link.Config {
 	t.Helper()
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	require.NoError(t, err)
-	s := &silent{listener: l}
-	s.wait.Go(func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			s.mu.Lock()
-			s.conns = append(s.conns, conn)
-			s.mu.Unlock()
-		}
-	})
-	t.Cleanup(func() {
-		_ = l.Close()
-		s.wait.Wait()
-		for _, conn := range s.conns {
-			_ = conn.Close()
-		}
-	})
-	return s
-}
-
-func (s *silent) url() string { return "amqp://guest:hunter2@" + s.listener.Addr().String() + "/" }
-
-func (s *silent) accepted() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.conns)
+	l := memnet.Listen()
+	t.Cleanup(func() { _ = l.Close() })
+	go func() { _, _ = l.Accept() }()
+	cfg := config(scheme + "://guest:hunter2@" + l.Addr().String() + "/")
+	cfg.AMQP = &amqp.Config{Dial: memnet.Dial}
+	return cfg
 }
 
 // capture is a logger that keeps the errors that it is given, by their text.
