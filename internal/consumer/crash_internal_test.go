@@ -88,14 +88,11 @@ func TestAForgedMarkMakesNoSuspect(t *testing.T) {
 			}, suspect,
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := &Subscription{cfg: Config{Queue: "orders", Waits: Waits{
-				Queues: []string{"orders.wait.1s", "orders.wait.5s"}, KeyKept: []string{"millpond.delayed"},
-			}}}
-			c.raw.Headers[header.Queue], c.raw.Headers[keys.Interruptions] = "orders", "1"
-			require.Equal(t, c.want, s.judge(&Channel{Limits: Limits{Deliveries: 20}}, &c.raw))
-		})
+		s := &Subscription{cfg: Config{Queue: "orders", Waits: Waits{
+			Queues: []string{"orders.wait.1s", "orders.wait.5s"}, KeyKept: []string{"millpond.delayed"},
+		}}}
+		c.raw.Headers[header.Queue], c.raw.Headers[keys.Interruptions] = "orders", "1"
+		require.Equal(t, c.want, s.judge(&Channel{Limits: Limits{Deliveries: 20}}, &c.raw), name)
 	}
 }
 
@@ -123,17 +120,14 @@ func TestAHoldThatEndsIsNoCrash(t *testing.T) {
 		"isolated seven times":            {now.Add(-hold), true, 7, 1, suspect},
 		"isolated eight times":            {now.Add(-hold), true, 8, 1, culprit},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := &Subscription{cfg: Config{Queue: "orders"}}
-			from := &Channel{
-				Limits: Limits{Deliveries: 20, NackCounts: c.nackCounts}, hold: hold,
-			}
-			raw := amqp.Delivery{Redelivered: true, Headers: amqp.Table{"x-delivery-count": c.count}}
-			state := header.RetryState{Interruptions: c.interruptions, WaitingSince: c.waited}
-			state.EachHeader("orders", func(key, value string) { raw.Headers[key] = value })
-			require.Equal(t, c.want, s.judge(from, &raw))
-		})
+		s := &Subscription{cfg: Config{Queue: "orders"}}
+		from := &Channel{
+			Limits: Limits{Deliveries: 20, NackCounts: c.nackCounts}, hold: hold,
+		}
+		raw := amqp.Delivery{Redelivered: true, Headers: amqp.Table{"x-delivery-count": c.count}}
+		state := header.RetryState{Interruptions: c.interruptions, WaitingSince: c.waited}
+		state.EachHeader("orders", func(key, value string) { raw.Headers[key] = value })
+		require.Equal(t, c.want, s.judge(from, &raw), name)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/assert"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/keys"
@@ -182,12 +183,8 @@ func FuzzDelivery(f *testing.F) {
 // checkCopy checks the copy of a delivery that is published.
 func checkCopy(t *testing.T, d *delivery, msg amqp.Publishing, r room, own func(string) bool) {
 	t.Helper()
-	if err := r.check(&msg); err != nil {
-		t.Error(err)
-	}
-	if err := msg.Headers.Validate(); err != nil {
-		t.Errorf("cannot be sent: %v", err)
-	}
+	assert.NoError(t, r.check(&msg))
+	assert.NoError(t, msg.Headers.Validate(), "cannot be sent")
 	if msg.UserId != "" || msg.Expiration != "" || msg.DeliveryMode != amqp.Persistent ||
 		string(msg.Body) != string(d.raw.Body) {
 		t.Errorf("changed on the way: %+v", msg)
