@@ -521,9 +521,8 @@ func TestTheMessagesThatEndTheirProcessAreFound(t *testing.T) {
 		if wrong := w.run(); len(wrong) > 0 {
 			t.Fatalf("seed %d: %v", seed, wrong)
 		}
-		if w.blames != w.kills || w.deaths > 4*w.kills {
-			t.Fatalf("seed %d: %d deaths and %d blames of %d messages", seed, w.deaths, w.blames, w.kills)
-		}
+		require.False(t, w.blames != w.kills || w.deaths > 4*w.kills,
+			"seed %d: %d deaths and %d blames of %d messages", seed, w.deaths, w.blames, w.kills)
 	}
 }
 
