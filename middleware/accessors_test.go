@@ -2,7 +2,6 @@ package middleware_test
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"time"
 
@@ -80,19 +79,14 @@ func TestLastAttemptGoesByAllLimits(t *testing.T) {
 			false,
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var got bool
-			h := newRetry(t, newBroker(), test.options...).Middleware(
-				consumer(func(msg *message.Message) error {
-					got = middleware.LastAttempt(msg.Context())
-					return nil
-				}),
-			)
-			if _, err := h(newMessage(delivery{State: test.notes})); err != nil || got != test.want {
-				t.Errorf("got %v, %v; want %v", got, err, test.want)
-			}
-		})
+		var got bool
+		acked(t, newRetry(t, newBroker(), test.options...).Middleware(
+			consumer(func(msg *message.Message) error {
+				got = middleware.LastAttempt(msg.Context())
+				return nil
+			}),
+		), newMessage(delivery{State: test.notes}))
+		assert.Equal(t, test.want, got, name)
 	}
 }
 
@@ -115,9 +109,8 @@ func TestLastAttemptShowsThePolicyAnError(t *testing.T) {
 func TestAFirstFailureThatLiesAheadIsNow(t *testing.T) {
 	t.Parallel()
 	msg := newMessage(delivery{State: state{Failures: 1, FirstFailure: time.Now().Add(time.Hour)}})
-	if at := middleware.StateOf(msg.Context()).FirstFailure; at.IsZero() || at.After(time.Now()) {
-		t.Errorf("got %v", at)
-	}
+	at := middleware.StateOf(msg.Context()).FirstFailure
+	assert.WithinDuration(t, time.Now(), at, time.Minute)
 }
 
 func TestPastAttemptsIsACopy(t *testing.T) {
@@ -175,13 +168,12 @@ func TestHowFarADeliveryHasCome(t *testing.T) {
 	gone := &middleware.Attached{Delivery: delivery{Queue: "orders", Gone: closedChan()}}
 	gone.Attach(message.NewMessage("uuid", nil))
 	h := newRetry(t, unused{}).Middleware(succeeds)
-	if _, err := h(gone.Message()); !errors.Is(err, middleware.ErrInterrupted) || !gone.Unsettled() {
-		t.Errorf("after %v: unsettled %v", err, gone.Unsettled())
-	}
+	_, err := h(gone.Message())
+	require.ErrorIs(t, err, middleware.ErrInterrupted)
+	assert.True(t, gone.Unsettled())
 	gone.Gone = nil // a middleware outside tries again, and now it works
-	if _, err := h(gone.Message()); err != nil || gone.Unsettled() {
-		t.Errorf("after %v: unsettled %v", err, gone.Unsettled())
-	}
+	acked(t, h, gone.Message())
+	assert.False(t, gone.Unsettled())
 	gone.Attach(message.NewMessageWithContext(context.Background(), "uuid", nil))
 	assert.False(t, gone.Unsettled())
 }

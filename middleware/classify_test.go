@@ -9,6 +9,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
@@ -78,9 +79,9 @@ func TestAClassifierThatMisbehavesIsLogged(t *testing.T) {
 			logger := watermill.NewCaptureLogger()
 			handle(t, failsWith(errBoom), withClassifier(test.classifier), withLogger(logger))
 			lines := logger.Captured()[watermill.ErrorLogLevel]
-			if len(lines) != 1 || lines[0].Msg != test.message || lines[0].Fields["value"] != test.value {
-				t.Errorf("logged %+v", lines)
-			}
+			require.Len(t, lines, 1)
+			assert.Equal(t, test.message, lines[0].Msg)
+			assert.Equal(t, test.value, lines[0].Fields["value"])
 		})
 	}
 }

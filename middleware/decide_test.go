@@ -54,15 +54,15 @@ func TestDecide(t *testing.T) {
 		first  time.Time
 	}{
 		"first failure":           {delay: 2 * second},
-		"second failure":          {state: state{Failures: 1}, delay: 5 * second, count: 2},
-		"last retry":              {state: state{Failures: 2}, delay: 15 * second, count: 3},
-		"one past the last retry": {state: state{Failures: 3}, reason: exhausted, count: 4},
 		"far past the last retry": {state: state{Failures: 99}, reason: exhausted, count: 100},
-		"no retries":              {limits: limits{policy: backoff.None{}}, reason: exhausted},
 		"permanent":               {mark: mark{class: header.ClassPermanent}, reason: gaveUp},
 		"permanent comes before exhausted": {
 			mark: mark{class: header.ClassPermanent}, state: state{Failures: 3},
 			reason: gaveUp, count: 4,
+		},
+		"attempts of the policy and of the option": {
+			limits: with(func(l *limits) { l.maxAttempts = 9 }), state: state{Failures: 3},
+			reason: exhausted, count: 4,
 		},
 		"first failure is kept": {
 			state: state{Failures: 1, FirstFailure: noon.Add(-hour)},
@@ -71,21 +71,6 @@ func TestDecide(t *testing.T) {
 		"first failure forged to lie ahead counts as now": {
 			state: state{Failures: 1, FirstFailure: noon.Add(hour)},
 			delay: 5 * second, count: 2,
-		},
-
-		"one attempt: never retried": {
-			limits: with(func(l *limits) { l.maxAttempts = 1 }), reason: exhausted,
-		},
-		"two attempts: the first is retried": {
-			limits: with(func(l *limits) { l.maxAttempts = 2 }), delay: 2 * second,
-		},
-		"two attempts: the second is not": {
-			limits: with(func(l *limits) { l.maxAttempts = 2 }), state: state{Failures: 1},
-			reason: exhausted, count: 2,
-		},
-		"more attempts than the policy has": {
-			limits: with(func(l *limits) { l.maxAttempts = 9 }), state: state{Failures: 3},
-			reason: exhausted, count: 4,
 		},
 
 		"floor above the delay": {mark: after(minute), delay: minute},

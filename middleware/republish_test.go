@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"reflect"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -126,15 +125,12 @@ func TestHolding(t *testing.T) {
 				began := time.Now()
 				_, err := newRetry(t, broker).Middleware(failsWith(errBoom))(msg)
 
-				if took := time.Since(began); took != test.took {
-					t.Errorf("held for %v, want %v", took, test.took)
-				}
+				assert.Equal(t, test.took, time.Since(began))
 				calls := broker.Calls()
 				assert.Len(t, calls, test.tries)
 				for _, call := range calls {
-					if call.Dead || call.State.Failures != 1 || !reflect.DeepEqual(call.State, calls[0].State) {
-						t.Errorf("tried %+v", call)
-					}
+					assert.False(t, call.Dead || call.State.Failures != 1, "tried %+v", call)
+					assert.Equal(t, calls[0].State, call.State)
 				}
 				assert.Equal(t, (len(test.want) == 0), (err == nil))
 				wantErrors(t, err, test.want...)
@@ -276,9 +272,7 @@ func TestMetadataThatIsKept(t *testing.T) {
 				call := handle(t, setting(test.set, err), test.options...)
 				assert.Equal(t, test.want, call.State.Metadata)
 				for key := range test.want {
-					if _, written := call.State.Headers("orders")[key]; written {
-						t.Errorf("%s is among the notes", key)
-					}
+					assert.NotContains(t, call.State.Headers("orders"), key)
 				}
 			}
 		})

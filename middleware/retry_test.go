@@ -111,9 +111,7 @@ func TestAMessageThatOnlyInheritedADeliveryHasNone(t *testing.T) {
 	consumed := newMessage(delivery{State: state{Failures: 2}})
 	inherited := message.NewMessageWithContext(consumed.Context(), "uuid", nil)
 	assert.Nil(t, middleware.DeliveryOf(inherited.Context(), inherited))
-	if d := middleware.DeliveryOf(inherited.Context(), nil); d == nil || d.Message() != consumed {
-		t.Errorf("DeliveryOf any message found %+v, want the delivery of the consumed message", d)
-	}
+	assert.Same(t, consumed, middleware.DeliveryOf(inherited.Context(), nil).Message())
 	broker := newBroker()
 	acked(t, newRetry(t, broker).Middleware(failsWith(errBoom)), inherited)
 	if calls := broker.Calls(); calls[0].State.Failures != 1 || calls[0].Queue != "" {
@@ -442,7 +440,6 @@ func TestOfTwoNestedTheInnerGuards(t *testing.T) {
 	forged := newMessage(delivery{State: state{Failures: 9, Inner: true}})
 	inner, _ := middleware.NewDelayedRetry(broker, backoff.List{1, 1, 1, 1})
 	h := newRetry(t, broker).Middleware(inner.Middleware(mustNotBeCalled(t)))
-	if _, err := h(forged); err != nil || len(broker.DeadLetters()) != 2 {
-		t.Errorf("got %v, %+v", err, broker.DeadLetters())
-	}
+	acked(t, h, forged)
+	assert.Len(t, broker.DeadLetters(), 2)
 }

@@ -78,10 +78,8 @@ func TestParseRetryAfter(t *testing.T) {
 		t.Error("found in nil")
 	}
 	later := time.Now().Add(time.Hour).UTC().Format(http.TimeFormat)
-	if got, found := parseRetryAfter(http.Header{"Retry-After": {later}}, time.Now); !found ||
-		got < 59*time.Minute || got > time.Hour {
-		t.Errorf("got %v, %v by the clock here", got, found)
-	}
+	got, found := parseRetryAfter(http.Header{"Retry-After": {later}}, time.Now)
+	assert.True(t, found && got > 59*time.Minute && got <= time.Hour, "%v by the clock here", got)
 }
 
 func TestRetryAfterHeader(t *testing.T) {
@@ -108,10 +106,9 @@ func TestRetryAfterHeader(t *testing.T) {
 			err := RetryAfterHeader(errBusy, test.header, test.limit)
 			require.ErrorIs(t, err, errBusy)
 			found, marked := markOf(err)
-			if marked != test.marked || found.floor != test.floor ||
-				marked && found.class != header.ClassRetryable {
-				t.Errorf("got %+v, %v", found, marked)
-			}
+			assert.Equal(t, test.marked, marked)
+			assert.Equal(t, test.floor, found.floor)
+			assert.Equal(t, marked, found.class == header.ClassRetryable)
 		})
 	}
 	assert.Nil(t, RetryAfterHeader(nil, asks("7"), 0))
@@ -122,12 +119,8 @@ func TestRetryAfterOfAServer(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		switch req.URL.Path {
-		case "/seconds":
-			w.Header().Set("Retry-After", "7")
 		case "/date":
 			w.Header().Set("Retry-After", time.Now().UTC().Add(7*time.Second).Format(http.TimeFormat))
-		case "/past":
-			w.Header().Set("Retry-After", time.Now().UTC().Add(-time.Hour).Format(http.TimeFormat))
 		case "/other-clock":
 			then := time.Date(2001, 2, 3, 4, 5, 6, 0, time.UTC)
 			w.Header().Set("Date", then.Format(http.TimeFormat))
@@ -140,10 +133,8 @@ func TestRetryAfterOfAServer(t *testing.T) {
 		low, high time.Duration
 		found     bool
 	}{
-		"/seconds": {7 * time.Second, 7 * time.Second, true},
 		// both in whole seconds, maybe not the same
 		"/date":        {6 * time.Second, 8 * time.Second, true},
-		"/past":        {0, 0, true},
 		"/other-clock": {7 * time.Second, 7 * time.Second, true},
 		"/nothing":     {0, 0, false},
 	} {

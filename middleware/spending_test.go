@@ -97,16 +97,13 @@ func TestBudgetClosesWithTheShareOfFailures(t *testing.T) {
 		s.expect(nil, "handled", "handled", "handled", "handled")
 		s.expect(errBoom, "1s")
 		lines := s.logger.Captured()
-		if closed := lines[watermill.ErrorLogLevel]; closed[0].Msg != "Retry budget is closed" ||
-			closed[0].Fields["failed"] != 4 {
-			t.Errorf("logged %+v", closed)
-		}
-		if !s.logger.Has(watermill.CapturedMessage{
+		closed := lines[watermill.ErrorLogLevel][0]
+		assert.Equal(t, "Retry budget is closed", closed.Msg)
+		assert.Equal(t, 4, closed.Fields["failed"])
+		assert.True(t, s.logger.Has(watermill.CapturedMessage{
 			Level: watermill.InfoLogLevel, Msg: "Retry budget is open again",
 			Fields: watermill.LogFields{"deliveries": 24, "failed": 6, "retries": 3},
-		}) {
-			t.Errorf("logged %+v", lines)
-		}
+		}), "logged %+v", lines)
 	})
 }
 
@@ -215,9 +212,8 @@ func TestBadBudgets(t *testing.T) {
 		"keys -1":                              {Share: 0.5, Brake: outage.Brake{}, Keys: -1},
 		"brake: probe: backoff.Exponential":    broken(outage.Brake{Probe: backoff.Exponential{}}),
 	} {
-		if _, err := budget.New(cfg); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("got %v, want %s", err, want)
-		}
+		_, err := budget.New(cfg)
+		assert.ErrorContains(t, err, want)
 	}
 	one, err := budget.New(budget.Config{Retries: 1, Brake: (*outage.Brake)(nil)})
 	require.NoError(t, err)
