@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -17,27 +18,28 @@ import (
 type trees struct{ *rand.Rand }
 
 // one returns one of these values.
-func one[T any](of trees, values ...T) T { return values[of.IntN(len(values))] }
+func one[T any](r trees, values ...T) T { return values[r.IntN(len(values))] }
 
-func (of trees) delay() time.Duration {
-	return one(of, math.MinInt64, -s, 0, 1, 600*us, ms, 5*ms, 700*ms, s, s, 2*s, 3*s, 7*s, time.Minute,
+func (r trees) delay() time.Duration {
+	return one(r, math.MinInt64, -s, 0, 1, 600*us, ms, 5*ms, 700*ms, s, s, 2*s, 3*s, 7*s, time.Minute,
 		time.Hour, backoff.MaxDelay, backoff.MaxDelay+1, math.MaxInt64)
 }
 
-func (of trees) retries() int {
-	return one(of, math.MinInt, -1, 0, 0, 0, 1, 2, 3, 5, 5000, math.MaxInt)
+func (r trees) retries() int {
+	return one(r, math.MinInt, -1, 0, 0, 0, 1, 2, 3, 5, 5000, math.MaxInt)
 }
 
 // leaf is a policy without another one. The function depends on everything in a failure.
-func (of trees) leaf() backoff.Policy {
-	first, step, longest, retries := of.delay(), of.delay(), one(of, 0, of.delay()), of.retries()
-	return one[backoff.Policy](of,
-		backoff.None{}, backoff.List{first, step, first, of.delay()}, backoff.List{s, first},
+func (r trees) leaf() backoff.Policy {
+	first, step, longest, retries := r.delay(), r.delay(), one(r, 0, r.delay()), r.retries()
+	return one[backoff.Policy](r,
+		backoff.None{}, backoff.List{first, step, first, r.delay()}, backoff.List{s, first},
 		backoff.List{}, constantly(first, retries), linear(first, step, longest, retries),
-		exponential(first, one(of, -2, 0, 1, 1.1, 2, 3, math.MaxFloat64, math.Inf(1), math.NaN()),
+		exponential(first, one(r, -2, 0, 1, 1.1, 2, 3, math.MaxFloat64, math.Inf(1), math.NaN()),
 			longest, retries),
 		fibonacci(first, longest, retries), foreign{wait: first, retry: true}, never{},
-		nil, (*backoff.List)(nil), backoff.PolicyFunc(nil),
+		nil, (*backoff.List)(nil), backoff.PolicyFunc(nil), byKind,
+		backoff.FromCenkalti(of(constant(s), 3), backoff.WithMaxAge(time.Hour)),
 		backoff.PolicyFunc(func(f backoff.Failure) (time.Duration, bool) {
 			h := fnv.New64()
 			_, _ = h.Write([]byte(f.First.String() + f.Now.String() + f.Last.String()))
@@ -49,16 +51,16 @@ func (of trees) leaf() backoff.Policy {
 }
 
 // tree is a leaf in so many others.
-func (of trees) tree(depth int) backoff.Policy {
+func (r trees) tree(depth int) backoff.Policy {
 	if depth == 0 {
-		return of.leaf()
+		return r.leaf()
 	}
-	p, extra := of.tree(depth-1), one(of, -1, 0, 0.2, 1, 1e308, math.NaN(), math.Inf(1))
-	waitSteps, seed := one(of, -1, 0, 0, 1, 2, 100), of.Uint64N(3)
-	return one[backoff.Policy](of,
-		limit(p, of.retries()), limit(p, of.retries()), capped(p, of.delay()), capped(p, of.delay()),
-		aged(p, of.delay()), aged(p, of.delay()), unbounded(p), atOnce(p),
-		choice(p, of.tree(depth-1)), choice(of.leaf(), of.leaf(), p),
+	p, extra := r.tree(depth-1), one(r, -1, 0, 0.2, 1, 1e308, math.NaN(), math.Inf(1))
+	waitSteps, seed := one(r, -1, 0, 0, 1, 2, 100), r.Uint64N(3)
+	return one[backoff.Policy](r,
+		limit(p, r.retries()), limit(p, r.retries()), capped(p, r.delay()), capped(p, r.delay()),
+		aged(p, r.delay()), aged(p, r.delay()), unbounded(p), atOnce(p),
+		choice(p, r.tree(depth-1)), choice(r.leaf(), r.leaf(), p),
 		backoff.FullJitter{p, waitSteps, seed}, backoff.EqualJitter{p, waitSteps, seed},
 		backoff.BoundedJitter{p, extra, waitSteps, seed})
 }
@@ -137,17 +139,17 @@ func promised(p backoff.Policy, f backoff.Failure) promise {
 
 // failures returns failures with all kinds of counts, errors and ages, also at the very limit of an
 // age.
-func (of trees) failures() (all []backoff.Failure) {
+func (r trees) failures() (all []backoff.Failure) {
 	counts := []int{math.MinInt, 0, 1, 2, 3, 4, 5, 6, 9, 5001, 1_000_000, math.MaxInt}
 	for _, count := range counts {
-		f := backoff.Failure{Count: count, First: start, Last: of.delay()}
-		switch of.IntN(4) {
+		f := backoff.Failure{Count: count, First: start, Last: r.delay()}
+		switch r.IntN(4) {
 		case 0:
 			f.First = time.Time{}
 		case 1:
-			f.Now = start.Add(of.delay())
+			f.Now = start.Add(r.delay())
 		case 2:
-			f.Now = start.Add(of.delay() - of.delay() + one[time.Duration](of, -1, 0, 1))
+			f.Now = start.Add(r.delay() - r.delay() + one[time.Duration](r, -1, 0, 1))
 		default:
 			f.First, f.Now = time.Unix(-1<<40, 0), time.Unix(1<<40, 0)
 		}
@@ -218,11 +220,17 @@ func FuzzPolicies(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, seed uint64) {
-		of := trees{rand.New(rand.NewPCG(seed, 0))}
+		r := trees{rand.New(rand.NewPCG(seed, 0))}
 		for range 20 {
-			p := of.tree(of.IntN(4))
+			p := r.tree(r.IntN(4))
+			var beside sync.WaitGroup
+			beside.Go(func() { // a policy is asked by many goroutines at once
+				backoff.Next(p, backoff.Failure{Err: errBroken})
+				backoff.Delays(p)
+				backoff.Remarks(p)
+			})
 			delays, known := backoff.Delays(p)
-			for _, failure := range of.failures() {
+			for _, failure := range r.failures() {
 				wait := requirePromise(t, p, failure)
 				if known && wait > ms {
 					require.NotEmpty(t, delays, "%#v", p)
@@ -230,6 +238,7 @@ func FuzzPolicies(f *testing.F) {
 				}
 			}
 			requireAnswers(t, p)
+			beside.Wait()
 		}
 	})
 }

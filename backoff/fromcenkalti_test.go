@@ -112,10 +112,11 @@ func TestCenkaltiDrawsAnew(t *testing.T) {
 
 func TestCenkaltiAge(t *testing.T) {
 	t.Parallel()
-	const quarter = 15 * time.Minute
+	const m, quarter = time.Minute, 15 * time.Minute
+	from := backoff.FromCenkalti
 	in := start.Add
-	elapsed, limited := backoff.FromCenkalti(exact(quarter)), backoff.WithMaxAge(10*time.Minute)
-	wrapped := backoff.FromCenkalti(of(exact(quarter), 5), limited)
+	elapsed, limited := from(exact(quarter)), backoff.WithMaxAge(10*m)
+	wrapped := from(of(exact(quarter), 5), limited)
 	before, after := time.Unix(-1<<40, 0), time.Unix(1<<40, 0)
 	for _, test := range []struct {
 		name       string
@@ -125,34 +126,22 @@ func TestCenkaltiAge(t *testing.T) {
 	}{
 		{"elapsed time reached exactly", elapsed, start, in(quarter - s), true},
 		{"elapsed time exceeded", elapsed, start, in(quarter - s + 1), false},
-		{"elapsed time unlimited", backoff.FromCenkalti(exact(0)), start, in(1000 * time.Hour), true},
-		{"elapsed time below one delay", backoff.FromCenkalti(exact(ms)), start, start, false},
-		{"elapsed time negative", backoff.FromCenkalti(exact(-s)), start, start, false},
-		{
-			"option replaces elapsed time",
-			backoff.FromCenkalti(exact(quarter), limited), start, in(10 * time.Minute), false,
-		},
-		{
-			"option longer than elapsed time",
-			backoff.FromCenkalti(exact(time.Minute), limited), start, in(5 * time.Minute), true,
-		},
-		{"wrapped, option reached", wrapped, start, in(10*time.Minute - s), true},
-		{"wrapped, option exceeded", wrapped, start, in(10 * time.Minute), false},
-		{
-			"wrapped, without option",
-			backoff.FromCenkalti(of(exact(quarter), 5)), start, in(time.Hour), true,
-		},
-		{
-			"constant, option exceeded",
-			backoff.FromCenkalti(constant(s), limited), start, in(10 * time.Minute), false,
-		},
+		{"elapsed time unlimited", from(exact(0)), start, in(1000 * time.Hour), true},
+		{"elapsed time below one delay", from(exact(ms)), start, start, false},
+		{"elapsed time negative", from(exact(-s)), start, start, false},
+		{"option replaces elapsed time", from(exact(quarter), limited), start, in(10 * m), false},
+		{"option longer than elapsed time", from(exact(m), limited), start, in(5 * m), true},
+		{"wrapped, option reached", wrapped, start, in(10*m - s), true},
+		{"wrapped, option exceeded", wrapped, start, in(10 * m), false},
+		{"wrapped, without option", from(of(exact(quarter), 5)), start, in(time.Hour), true},
+		{"constant, option exceeded", from(constant(s), limited), start, in(10 * m), false},
 		{"first unknown", elapsed, time.Time{}, start, true},
 		{"now unknown", elapsed, start, time.Time{}, true},
 		{"clock went back", elapsed, start, in(-time.Hour), true},
-		{"age overflows", backoff.FromCenkalti(exact(math.MaxInt64)), before, after, false},
+		{"age overflows", from(exact(math.MaxInt64)), before, after, false},
 		{
 			"invalid option",
-			backoff.FromCenkalti(exact(0), backoff.WithMaxAge(math.MinInt64)), start, in(time.Hour), false,
+			from(exact(0), backoff.WithMaxAge(math.MinInt64)), start, in(time.Hour), false,
 		},
 	} {
 		wait, retry := test.policy.Delay(backoff.Failure{Count: 1, First: test.first, Now: test.now})

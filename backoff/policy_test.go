@@ -5,11 +5,9 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	cenkalti "github.com/cenkalti/backoff/v4"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -311,52 +309,6 @@ func TestNextCountsFromOne(t *testing.T) {
 		var count int
 		backoff.Next(foreign{seen: &count}, ofCount(given))
 		assert.Equal(t, seen, count, "given %d", given)
-	}
-}
-
-func TestOnePolicyManyGoroutines(t *testing.T) {
-	t.Parallel()
-	three := backoff.List{s, s, s}
-	constant := constantly(s, 3)
-	for name, p := range map[string]backoff.Policy{
-		"list":        three,
-		"constant":    constant,
-		"linear":      linear(s, time.Hour, s, 3),
-		"exponential": exponential(s, 2, s, 3),
-		"fibonacci":   fibonacci(s, s, 3),
-		"cap":         capped(fibonacci(s, 0, 3), s),
-		"max age":     aged(three, s),
-		"by error": backoff.ByError{
-			Cases: []backoff.Case{
-				{Match: backoff.As[*databaseError](), Policy: backoff.None{}},
-				{Match: backoff.Is(errBroken), Policy: constant},
-			},
-			Default: backoff.None{},
-		},
-		"limit": limit(unbounded(constantly(s, 0)), 3),
-		"cenkalti": backoff.FromCenkalti(func() cenkalti.BackOff {
-			return cenkalti.WithMaxRetries(cenkalti.NewConstantBackOff(s), 3)
-		}, backoff.WithMaxAge(time.Hour)),
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var wg sync.WaitGroup
-			for range 32 {
-				wg.Go(func() {
-					for count := 1; count <= 5; count++ {
-						wait, retry := p.Delay(
-							backoff.Failure{Count: count, Err: errBroken, First: start, Now: start})
-						assert.Equal(t, count <= 3, retry)
-						assert.Equal(t, retry, wait == s)
-					}
-					assert.NoError(t, backoff.Validate(p))
-					assert.NoError(t, backoff.CheckEnd(p))
-					backoff.Delays(p)
-					backoff.Remarks(p)
-				})
-			}
-			wg.Wait()
-		})
 	}
 }
 
