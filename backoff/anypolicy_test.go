@@ -149,7 +149,8 @@ func (r trees) failures() (all []backoff.Failure) {
 		case 1:
 			f.Now = start.Add(r.delay())
 		case 2:
-			f.Now = start.Add(r.delay() - r.delay() + one[time.Duration](r, -1, 0, 1))
+			age, wait := r.delay(), r.delay()
+			f.Now = start.Add(age - wait + one[time.Duration](r, -1, 0, 1))
 		default:
 			f.First, f.Now = time.Unix(-1<<40, 0), time.Unix(1<<40, 0)
 		}

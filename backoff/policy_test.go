@@ -476,8 +476,10 @@ func TestValidateForeign(t *testing.T) {
 
 func TestValidateReportsEverything(t *testing.T) {
 	t.Parallel()
-	err := backoff.Validate(unbounded(limit(exponential(time.Hour, 0.5, s, -2), -1)))
-	require.EqualError(t, err, `backoff.Limit: Retries -1 is negative: use 0 to never retry
+	err := backoff.Validate(unbounded(capped(limit(exponential(time.Hour, 0.5, s, -2), -1), 0)))
+	require.EqualError(t, err, `backoff.Cap: Max 0s is not positive: use Policy without `+
+		`backoff.Cap for no cap
+backoff.Limit: Retries -1 is negative: use 0 to never retry
 backoff.Exponential: Factor 0.5 is not a finite number of at least 1: `+
 		`use 2 to double each delay, backoff.Constant for equal delays
 backoff.Exponential: Max 1s is below Initial 1h0m0s: raise Max or lower Initial

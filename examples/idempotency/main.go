@@ -72,10 +72,10 @@ type Service struct {
 	Logger     watermill.LoggerAdapter
 
 	// Tests set these. The zero values are the defaults.
-	retriesURL     string                                          // of hand-overs; default URL
-	confirmTimeout time.Duration                                   // 10 s
-	policy         backoff.Policy                                  // 1s 5s 30s
-	ready          func()                                          // called when it consumes
+	retriesURL     string         // of hand-overs; default URL
+	confirmTimeout time.Duration  // 10 s
+	policy         backoff.Policy // 1s 5s 30s
+	ready          func()         // called when it consumes
 }
 
 // Run handles messages until ctx is done.

@@ -102,6 +102,10 @@ func TestAloneWhileTheBrokerIsAway(t *testing.T) {
 		for range 3 {
 			within(t, 0, "a publish while the broker is away", func() { require.Error(t, publish()) })
 		}
+		within(t, 500*time.Millisecond, "Do", func() {
+			err := p.Do(t.Context(), func(*amqp.Channel) error { return nil })
+			assert.ErrorIs(t, err, context.DeadlineExceeded)
+		})
 		p.proxy.Blackhole(false)
 		await(t, "publishing works again", func() bool { return publish() == nil })
 		p.Close()
@@ -125,16 +129,4 @@ func TestDoRunsOnItsOwnChannel(t *testing.T) {
 	require.NoError(t, p.sayTo(t.Context(), queue, "b"))
 	places := p.client.published()
 	assert.Equal(t, places[0], places[1], "the channel of the publishes was closed")
-}
-
-func TestDoIsBounded(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		p := behindProxy(t, 300*time.Millisecond)
-		p.proxy.Blackhole(true)
-		within(t, 300*time.Millisecond, "Do", func() {
-			err := p.Do(t.Context(), func(*amqp.Channel) error { return nil })
-			assert.ErrorIs(t, err, context.DeadlineExceeded)
-		})
-	})
 }

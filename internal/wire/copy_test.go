@@ -1,8 +1,8 @@
 package wire_test
 
 import (
-	"maps"
 	"encoding/json"
+	"maps"
 	"math"
 	"strings"
 	"testing"

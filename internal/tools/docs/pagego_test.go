@@ -1,7 +1,13 @@
 package docs_test
 
 import (
+	"encoding/json"
+	"fmt"
 	"maps"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -210,4 +216,145 @@ func TestPagesShowTheDelaysOfPolicies(t *testing.T) {
 		}
 	}
 	require.ElementsMatch(t, slices.Collect(maps.Keys(waits)), slices.Collect(maps.Keys(shown)))
+}
+
+// parts counts queues, exchanges and bindings of plans.
+type parts struct{ queues, exchanges, bindings int }
+
+// sizing is a row of docs/sizing.md: the parts for n queues with m delays.
+type sizing struct {
+	strategy topology.Strategy
+	row      string
+	count    func(n, m int) parts
+}
+
+// The formulas of docs/sizing.md give the numbers of the plans.
+func TestSizingCountsThePlans(t *testing.T) {
+	t.Parallel()
+	page := read(t, "docs/sizing.md")
+	via := []string{"events", "invoices", "logs"}
+	e := len(via)
+	rows := []sizing{
+		{
+			topology.PerQueue{},
+			"`PerQueue` | N × (M + 1) | 0 | 0",
+			func(n, m int) parts { return parts{n * (m + 1), 0, 0} },
+		},
+		{
+			topology.PerAttempt{},
+			"`PerAttempt`, M queues of attempts | N × (M + 1) | N | N × M",
+			func(n, m int) parts { return parts{n * (m + 1), n, n * m} },
+		},
+		{
+			topology.Shared{},
+			"`Shared` | M + 1 + N | M + 2 | M + 1 + N",
+			func(n, m int) parts { return parts{m + 1 + n, m + 2, m + 1 + n} },
+		},
+		{
+			topology.DelayedExchange{},
+			"`DelayedExchange` | 1 + N | 3 | 2 + N",
+			func(n, _ int) parts { return parts{1 + n, 3, 2 + n} },
+		},
+		{
+			topology.Shared{Via: via},
+			"`Shared` with `Via` of E exchanges | M + 1 + N | M + 2 + N × E | M + 1 + N × (1 + 2 × E)",
+			func(n, m int) parts { return parts{m + 1 + n, m + 2 + n*e, m + 1 + n*(1+2*e)} },
+		},
+		{
+			topology.PerQueue{Via: via},
+			"`PerQueue` with `Via` of E exchanges | N × (M + 1) + 1 | N × (M + E) + 2 | " +
+				"N × (M + 1 + 2 × E) + 1",
+			func(n, m int) parts { return parts{n*(m+1) + 1, n*(m+e) + 2, n*(m+1+2*e) + 1} },
+		},
+	}
+	for longest, l := range map[time.Duration]int{
+		0: 32, 24 * time.Hour: 20, time.Hour: 16, time.Minute: 10,
+	} {
+		rows = append(rows, sizing{
+			topology.Levels{Max: longest},
+			"`Levels`, L levels | L + 1 + N | L + 2 | 3 × L - 1 + N",
+			func(n, _ int) parts { return parts{l + 1 + n, l + 2, 3*l - 1 + n} },
+		})
+	}
+	for _, r := range rows {
+		require.Contains(t, page, "| "+r.row+" |\n")
+		for _, delays := range []backoff.List{
+			{2 * time.Second, 5 * time.Second, 15 * time.Second},
+			{5 * time.Second, 30 * time.Second, 2 * time.Minute, 10 * time.Minute, time.Hour},
+		} {
+			for _, n := range []int{1, 10} {
+				require.Equal(t, r.count(n, len(delays)), planned(t, r.strategy, n, delays),
+					"%T, %d queues, %d delays", r.strategy, n, len(delays))
+			}
+		}
+	}
+}
+
+// planned counts the parts of the plans of n queues, each once.
+func planned(t *testing.T, strategy topology.Strategy, n int, policy backoff.Policy) parts {
+	t.Helper()
+	queues, exchanges, bindings := map[string]bool{}, map[string]bool{}, map[topology.Binding]bool{}
+	for i := range n {
+		plan, err := topology.PlanFor(strategy, fmt.Sprintf("orders-%d", i), policy)
+		require.NoError(t, err)
+		for _, q := range plan.Queues {
+			queues[q.Name] = true
+		}
+		for _, e := range plan.Exchanges {
+			exchanges[e.Name] = true
+		}
+		for _, b := range plan.Bindings {
+			bindings[b] = true
+		}
+	}
+	return parts{len(queues), len(exchanges), len(bindings)}
+}
+
+var (
+	fileAbove = regexp.MustCompile("`([a-z_/]+\\.go)`:$")
+	testNamed = regexp.MustCompile(`\nfunc (Test\w+)\(`)
+)
+
+// Given the files that CONTRIBUTING.md adds to packages of the library, then they compile there and
+// their tests pass. They are laid over the checkout, which does not change.
+func TestContributingShowsFilesThatPass(t *testing.T) {
+	t.Parallel()
+	base, err := filepath.Abs(root)
+	require.NoError(t, err)
+	folder := t.TempDir()
+	laidOver := map[string]string{}
+	var packages, tests []string
+	for _, b := range blocks(read(t, "CONTRIBUTING.md")) {
+		if b.kind != "go" {
+			continue
+		}
+		name := fileAbove.FindStringSubmatch(b.before)
+		require.NotNil(t, name, "no name of a file above\n%s", b.text)
+		require.NoFileExists(t, root+name[1])
+		file := filepath.Join(folder, strings.ReplaceAll(name[1], "/", "_"))
+		require.NoError(t, os.WriteFile(file, []byte(b.text), 0o600))
+		laidOver[filepath.Join(base, filepath.FromSlash(name[1]))] = file
+		if test := testNamed.FindStringSubmatch(b.text); test != nil {
+			packages = append(packages, "./"+path.Dir(name[1]))
+			tests = append(tests, test[1])
+		}
+	}
+	require.Len(t, laidOver, 2*len(tests))
+	require.Len(t, tests, 3, "a policy, a classifier and a strategy")
+	overlay, err := json.Marshal(map[string]any{"Replace": laidOver})
+	require.NoError(t, err)
+	list := filepath.Join(folder, "overlay.json")
+	require.NoError(t, os.WriteFile(list, overlay, 0o600))
+
+	cmd := exec.CommandContext(t.Context(), "go", append([]string{
+		"test", "-overlay", list, "-count", "1", "-vet=off", "-ldflags=-w", "-v",
+		"-run", "^(" + strings.Join(tests, "|") + ")$",
+	}, packages...)...)
+	cmd.Dir = base
+	cmd.Env = append(os.Environ(), "MILLPOND_NO_BROKER=1", "AMQP_URL=")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	for _, test := range tests {
+		require.Contains(t, string(out), "--- PASS: "+test+" ")
+	}
 }
