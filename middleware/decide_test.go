@@ -33,121 +33,114 @@ var panicking = backoff.PolicyFunc(func(backoff.Failure) (time.Duration, bool) {
 
 func after(d time.Duration) mark { return mark{class: header.ClassRetryable, floor: d} }
 
+// decided is a failure, and what becomes of its message.
+type decided struct {
+	limits limits
+	mark   mark
+	state  state
+	want   outcome
+}
+
+func testDecide(t *testing.T, tests map[string]decided) {
+	t.Helper()
+	for name, test := range tests {
+		f := failure{err: errTest, mark: test.mark, state: test.state, now: noon}
+		got := test.limits.decide(f)
+		test.want.first = noon
+		if first := test.state.FirstFailure; !first.IsZero() && first.Before(noon) {
+			test.want.first = first
+		}
+		assert.Equal(t, test.want, got, name)
+	}
+}
+
+// Short names for the tables.
+func again(delay time.Duration, count int) outcome { return outcome{delay: delay, count: count} }
+
+func dead(reason header.Reason, count int) outcome { return outcome{reason: reason, count: count} }
+
+func snoozed(delay time.Duration, count int) outcome {
+	return outcome{snoozed: true, delay: delay, count: count}
+}
+
+func overdue(delay time.Duration, count int) outcome {
+	return outcome{overdue: true, delay: delay, count: count}
+}
+
+// failedAt is the state after so many failures, the first of which was in the past.
+func failedAt(failures int, first time.Duration) state {
+	return state{Failures: failures, FirstFailure: noon.Add(first)}
+}
+
+func faulty(o outcome) outcome {
+	o.faults = []fault{{"policy panicked, waiting a minute instead", "policy"}}
+	return o
+}
+
+func seen(at time.Duration) state { return state{FirstSeen: noon.Add(at)} }
+
+func due(in time.Duration) state { return state{Deadline: noon.Add(in)} }
+
 func TestDecide(t *testing.T) {
 	t.Parallel()
-	list := limits{policy: backoff.List{2 * second, 5 * second, 15 * second}}
-	with := func(change func(*limits)) limits {
-		l := list
-		change(&l)
-		return l
-	}
+	policy := backoff.List{2 * second, 5 * second, 15 * second}
+	list, fails, gives := limits{policy: policy}, after(0), mark{class: header.ClassPermanent}
+	nine := limits{policy: policy, maxAttempts: 9}
 	endless := limits{policy: backoff.Constant{Interval: minute}}
+	longest := limits{policy: endless.policy, maxAge: math.MaxInt64}
 	hourAge := limits{policy: backoff.Constant{Interval: 10 * minute}, maxAge: hour}
-	panics := limits{policy: panicking}
-	for name, test := range map[string]struct {
-		limits limits
-		mark   mark
-		state  header.RetryState
-		reason header.Reason
-		delay  time.Duration
-		count  int
-		first  time.Time
-	}{
-		"first failure":           {delay: 2 * second},
-		"far past the last retry": {state: state{Failures: 99}, reason: exhausted, count: 100},
-		"permanent":               {mark: mark{class: header.ClassPermanent}, reason: gaveUp},
-		"permanent comes before exhausted": {
-			mark: mark{class: header.ClassPermanent}, state: state{Failures: 3},
-			reason: gaveUp, count: 4,
-		},
-		"attempts of the policy and of the option": {
-			limits: with(func(l *limits) { l.maxAttempts = 9 }), state: state{Failures: 3},
-			reason: exhausted, count: 4,
-		},
-		"first failure is kept": {
-			state: state{Failures: 1, FirstFailure: noon.Add(-hour)},
-			delay: 5 * second, count: 2, first: noon.Add(-hour),
-		},
+	panics, twice := limits{policy: panicking}, limits{policy: panicking, maxAttempts: 2}
+	young := limits{policy: panicking, maxAge: second}
+	year1 := state{Failures: 1, FirstFailure: time.Time{}.Add(1)}
+	year9999 := state{Deadline: time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)}
+	testDecide(t, map[string]decided{
+		"first failure":                    {list, fails, state{}, again(2*second, 1)},
+		"far past the last retry":          {list, fails, state{Failures: 99}, dead(exhausted, 100)},
+		"permanent":                        {list, gives, state{}, dead(gaveUp, 1)},
+		"permanent comes before exhausted": {list, gives, state{Failures: 3}, dead(gaveUp, 4)},
+		"fewer attempts than are allowed":  {nine, fails, state{Failures: 3}, dead(exhausted, 4)},
+		"first failure is kept":            {list, fails, failedAt(1, -hour), again(5*second, 2)},
 		"first failure forged to lie ahead counts as now": {
-			state: state{Failures: 1, FirstFailure: noon.Add(hour)},
-			delay: 5 * second, count: 2,
+			list, fails, failedAt(1, hour), again(5*second, 2),
 		},
 
-		"floor above the delay": {mark: after(minute), delay: minute},
-		"floor below the delay": {mark: after(second), delay: 2 * second},
-		"floor of a message with no retry": {
-			mark: after(minute), state: state{Failures: 3}, reason: exhausted, count: 4,
-		},
-		"floor above the longest delay": {mark: after(math.MaxInt64), delay: 315_360_000 * second},
-
-		"age: next attempt at the very limit": {
-			limits: hourAge, state: state{Failures: 5, FirstFailure: noon.Add(-50 * minute)},
-			delay: 10 * minute, count: 6, first: noon.Add(-50 * minute),
-		},
-		"age: next attempt just after it": {
-			limits: hourAge, state: state{Failures: 5, FirstFailure: noon.Add(-50*minute - 1)},
-			reason: tooOld, count: 6, first: noon.Add(-50*minute - 1),
-		},
-		"age: the floor counts": {limits: hourAge, mark: after(61 * minute), reason: tooOld},
-		"age: first failure in the year 1": {
-			limits: hourAge, state: state{Failures: 1, FirstFailure: time.Time{}.Add(1)},
-			reason: tooOld, count: 2, first: time.Time{}.Add(1),
-		},
-		"age: longest possible": {
-			limits: limits{policy: backoff.Constant{Interval: minute}, maxAge: math.MaxInt64},
-			delay:  minute,
+		"floor above the delay":            {list, after(minute), state{}, again(minute, 1)},
+		"floor below the delay":            {list, after(second), state{}, again(2*second, 1)},
+		"floor of a message with no retry": {list, after(minute), state{Failures: 3}, dead(exhausted, 4)},
+		"floor above the longest delay": {
+			list, after(math.MaxInt64), state{}, again(315_360_000*second, 1),
 		},
 
-		"deadline: next attempt at the very deadline": {
-			limits: endless, state: state{Deadline: noon.Add(minute)}, delay: minute,
+		"age: at the very limit": {
+			hourAge, fails, failedAt(5, -50*minute), again(10*minute, 6),
 		},
-		"deadline: next attempt just after it": {
-			limits: endless, state: state{Deadline: noon.Add(minute - 1)}, reason: late,
-		},
-		"deadline in the year 9999": {
-			limits: endless, state: state{Deadline: time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)},
-			delay: minute,
-		},
+		"age: just after it":               {hourAge, fails, failedAt(5, -50*minute-1), dead(tooOld, 6)},
+		"age: the floor counts":            {hourAge, after(61 * minute), state{}, dead(tooOld, 1)},
+		"age: first failure in the year 1": {hourAge, fails, year1, dead(tooOld, 2)},
+		"age: longest possible":            {longest, fails, state{}, again(minute, 1)},
 
-		"forged counter: negative": {state: state{Failures: -7}, delay: 2 * second},
-		"forged counter: lowest":   {state: state{Failures: math.MinInt}, delay: 2 * second},
+		"deadline: at the very deadline": {endless, fails, due(minute), again(minute, 1)},
+		"deadline: just after it":        {endless, fails, due(minute - 1), dead(late, 1)},
+		"deadline in the year 9999":      {endless, fails, year9999, again(minute, 1)},
+
+		"forged counter: negative": {list, fails, state{Failures: -7}, again(2*second, 1)},
+		"forged counter: lowest":   {list, fails, state{Failures: math.MinInt}, again(2*second, 1)},
 		"forged counter: highest": {
-			state: state{Failures: math.MaxInt}, reason: exhausted, count: 1_000_000,
+			list, fails, state{Failures: math.MaxInt}, dead(exhausted, 1_000_000),
 		},
 		"forged counter: highest, no end": {
-			limits: endless, state: state{Failures: math.MaxInt}, delay: minute, count: 1_000_000,
+			endless, fails, state{Failures: math.MaxInt}, again(minute, 1_000_000),
 		},
 
-		"policy panics: a minute": {limits: panics, delay: minute},
+		"policy panics: a minute": {panics, fails, state{}, faulty(again(minute, 1))},
 		"policy panics: but for a hundred failures": {
-			limits: panics, state: state{Failures: 99}, reason: exhausted, count: 100,
+			panics, fails, state{Failures: 99}, faulty(dead(exhausted, 100)),
 		},
 		"policy panics: attempts still count": {
-			limits: limits{policy: panics.policy, maxAttempts: 2}, state: state{Failures: 1},
-			reason: exhausted, count: 2,
+			twice, fails, state{Failures: 1}, dead(exhausted, 2),
 		},
-		"policy panics: age still counts": {
-			limits: limits{policy: panics.policy, maxAge: second}, reason: tooOld,
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if test.mark.class == "" {
-				test.mark = after(0)
-			}
-			if test.limits.policy == nil {
-				test.limits = list
-			}
-			if test.first.IsZero() {
-				test.first = noon
-			}
-			got := test.limits.decide(failure{err: errTest, mark: test.mark, state: test.state, now: noon})
-			assert.Equal(t, test.reason, got.reason)
-			assert.Equal(t, test.delay, got.delay)
-			assert.Equal(t, max(test.count, 1), got.count)
-			assert.True(t, got.first.Equal(test.first))
-		})
-	}
+		"policy panics: age still counts": {young, fails, state{}, faulty(dead(tooOld, 1))},
+	})
 }
 
 // A delay that no wait queue has exactly comes later than asked, and may come too late.
@@ -253,103 +246,48 @@ func TestExactlySoManyAttempts(t *testing.T) {
 func TestDecideAboutSnooze(t *testing.T) {
 	t.Parallel()
 	day := limits{policy: backoff.List{2 * second, 5 * second}, maxSnooze: 24 * hour}
-	with := func(change func(*limits)) limits {
-		l := day
-		change(&l)
-		return l
-	}
-	hourAge := with(func(l *limits) { l.maxAge = hour })
-
-	snoozed := func(delay time.Duration, count int) outcome {
-		return outcome{snoozed: true, delay: delay, count: count}
-	}
-	overdue := func(delay time.Duration, count int) outcome {
-		return outcome{overdue: true, delay: delay, count: count}
-	}
-	for name, test := range map[string]struct {
-		limits limits // zero: day
-		mark   mark
-		state  header.RetryState
-		want   outcome // counts as after a failure
-	}{
-		"at attempt 1": {mark: snoozeFor(minute), want: snoozed(minute, 1)},
-		"any policy": {
-			limits: with(func(l *limits) { l.policy = backoff.None{} }), mark: snoozeFor(minute),
-			want: snoozed(minute, 1),
-		},
-		"at the last attempt": {
-			limits: with(
-				func(l *limits) { l.maxAttempts = 3 },
-			), mark: snoozeFor(minute), state: state{Failures: 2},
-			want: snoozed(minute, 3),
-		},
-		"no delay is the shortest": {mark: snoozeFor(0), want: snoozed(time.Millisecond, 1)},
+	none, three, ages, long := day, day, day, day
+	none.policy, three.maxAttempts, ages.maxAge = backoff.None{}, 3, hour
+	long.maxSnooze = math.MaxInt64
+	aMinute, anHour, moreThanADay := snoozeFor(minute), snoozeFor(hour), snoozeFor(25*hour)
+	failedAndOld, exhaustedAndOld := seen(-25*hour), seen(-25*hour)
+	failedAndOld.Failures, exhaustedAndOld.Failures = 1, 2
+	testDecide(t, map[string]decided{
+		"at attempt 1":             {day, aMinute, state{}, snoozed(minute, 1)},
+		"any policy":               {none, aMinute, state{}, snoozed(minute, 1)},
+		"at the last attempt":      {three, aMinute, state{Failures: 2}, snoozed(minute, 3)},
+		"no delay is the shortest": {day, snoozeFor(0), state{}, snoozed(time.Millisecond, 1)},
 		"for longer than a queue can wait": {
-			limits: with(func(l *limits) { l.maxSnooze = math.MaxInt64 }), mark: snoozeFor(math.MaxInt64),
-			want: snoozed(backoff.MaxDelay, 1),
+			long, snoozeFor(math.MaxInt64), state{}, snoozed(backoff.MaxDelay, 1),
 		},
 
-		"back at the very limit": {
-			mark: snoozeFor(hour), state: state{FirstSeen: noon.Add(-23 * hour)},
-			want: snoozed(hour, 1),
-		},
-		"back just after it: a failure, not before": {
-			mark: snoozeFor(hour), state: state{FirstSeen: noon.Add(-23*hour - 1)},
-			want: overdue(hour, 1),
-		},
-		"longer than the limit at once: a failure": {
-			mark: snoozeFor(25 * hour), want: overdue(25*hour, 1),
-		},
+		"back at the very limit":                    {day, anHour, seen(-23 * hour), snoozed(hour, 1)},
+		"back just after it: a failure, not before": {day, anHour, seen(-23*hour - 1), overdue(hour, 1)},
+		"longer than the limit at once: a failure":  {day, moreThanADay, state{}, overdue(25*hour, 1)},
 		"past the limit, delay of the policy": {
-			mark: snoozeFor(second), state: state{Failures: 1, FirstSeen: noon.Add(-25 * hour)},
-			want: overdue(5*second, 2),
+			day, snoozeFor(second), failedAndOld, overdue(5*second, 2),
 		},
 		"past the limit, no attempt left": {
-			mark: snoozeFor(second), state: state{Failures: 2, FirstSeen: noon.Add(-25 * hour)},
-			want: outcome{overdue: true, reason: exhausted, count: 3},
+			day, snoozeFor(second), exhaustedAndOld, outcome{overdue: true, reason: exhausted, count: 3},
 		},
 		"first seen in the year 1": {
-			mark: snoozeFor(second), state: state{FirstSeen: time.Time{}.Add(1)},
-			want: overdue(2*second, 1),
+			day, snoozeFor(second), state{FirstSeen: time.Time{}.Add(1)}, overdue(2*second, 1),
 		},
 		"first seen forged to lie ahead counts as now": {
-			mark: snoozeFor(hour), state: state{FirstSeen: noon.Add(1000 * hour)},
-			want: snoozed(hour, 1),
+			day, anHour, seen(1000 * hour), snoozed(hour, 1),
 		},
 
-		"deadline: back at the very deadline": {
-			mark: snoozeFor(hour), state: state{Deadline: noon.Add(hour)},
-			want: snoozed(hour, 1),
-		},
-		"deadline: back just after it": {
-			mark: snoozeFor(hour), state: state{Deadline: noon.Add(hour - 1)},
-			want: outcome{reason: late, count: 1},
-		},
-		"deadline comes before the limit": {
-			mark: snoozeFor(25 * hour), state: state{Deadline: noon.Add(hour)},
-			want: outcome{reason: late, count: 1},
-		},
-		"age: no failure, no age": {limits: hourAge, mark: snoozeFor(2 * hour), want: snoozed(2*hour, 1)},
+		"deadline: back at the very deadline": {day, anHour, due(hour), snoozed(hour, 1)},
+		"deadline: back just after it":        {day, anHour, due(hour - 1), dead(late, 1)},
+		"deadline comes before the limit":     {day, moreThanADay, due(hour), dead(late, 1)},
+		"age: no failure, no age":             {ages, snoozeFor(2 * hour), state{}, snoozed(2*hour, 1)},
 		"age: back at the very limit": {
-			limits: hourAge, mark: snoozeFor(minute), state: state{
-				Failures: 1, FirstFailure: noon.Add(-59 * minute),
-			},
-			want: snoozed(minute, 2),
+			ages, aMinute, failedAt(1, -59*minute), snoozed(minute, 2),
 		},
 		"age: back just after it": {
-			limits: hourAge, mark: snoozeFor(minute), state: state{
-				Failures: 1, FirstFailure: noon.Add(-59*minute - 1),
-			},
-			want: outcome{reason: tooOld, count: 2},
+			ages, aMinute, failedAt(1, -59*minute-1), dead(tooOld, 2),
 		},
-	} {
-		if test.limits.policy == nil {
-			test.limits = day
-		}
-		got := test.limits.decide(failure{err: errTest, mark: test.mark, state: test.state, now: noon})
-		test.want.first = got.first
-		assert.Equal(t, test.want, got, name)
-	}
+	})
 }
 
 func TestRecordOfASnooze(t *testing.T) {
