@@ -20,9 +20,9 @@ func (s *suite) start(tr *trial) {
 	conn, err := amqp.DialConfig(s.URL, amqp.Config{
 		Properties: amqp.Table{"connection_name": "topologytest"},
 	})
-	tr.must(err, "connect to RabbitMQ at Config.URL")
+	tr.Must(err, "connect to RabbitMQ at Config.URL")
 	s.conn = conn
-	tr.cleanup(func() error { return errors.Join(s.parts.remove(s), conn.Close()) })
+	tr.Cleanup(func() error { return errors.Join(s.parts.remove(s), conn.Close()) })
 	s.a, s.b = s.inbox(tr, "a", s.delays()), s.inbox(tr, "b", s.delays())
 	s.refuseOthers(tr, s.a.plan)
 	s.main = s.serve(tr, s.URL, backoffList(s.delays()), s.a, s.b)
@@ -142,7 +142,7 @@ func (f *footprint) remove(s *suite) (failed error) {
 // tellKept logs the parts that were not deleted.
 func (f *footprint) tellKept(tr *trial) {
 	if len(f.kept) > 0 {
-		tr.logf("these stay, because other programs may use them; Config.DeleteShared deletes them, "+
+		tr.Logf("these stay, because other programs may use them; Config.DeleteShared deletes them, "+
 			"too: %s", strings.Join(slices.Sorted(maps.Keys(f.kept)), ", "))
 	}
 }
@@ -184,9 +184,9 @@ func (s *suite) refuseOthers(tr *trial, plan topology.Plan) {
 		if errors.As(err, &refused) && refused.Code == amqp.NotFound {
 			continue
 		}
-		tr.must(err, "look at queue %q", queue)
+		tr.Must(err, "look at queue %q", queue)
 		if found.Messages+found.Consumers > 0 {
-			tr.fatalf("queue %q exists, with %d messages and %d consumers: this test would take them away. "+
+			tr.Fatalf("queue %q exists, with %d messages and %d consumers: this test would take them away. "+
 				"Give the strategy names of this test alone, such as another Prefix, or use another vhost",
 				queue, found.Messages, found.Consumers)
 		}

@@ -1,6 +1,7 @@
 package topologytest
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -9,6 +10,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/internal/experiment"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
@@ -20,8 +22,8 @@ func observed(t *testing.T, c Config) map[string]*trial {
 	found := map[string]*trial{}
 	run(t.Helper, c, func(group string, checked []*trial) bool {
 		for _, tr := range checked {
-			found[group+"/"+tr.name] = tr
-			require.False(t, tr.failed, "%s: %v", tr.name, tr.lines)
+			found[group+"/"+tr.Name] = tr
+			require.False(t, tr.Failed, "%s: %v", tr.Name, tr.Lines)
 		}
 		return true
 	})
@@ -39,22 +41,22 @@ func TestSharedPartsStay(t *testing.T) {
 			s := newSuite(Config{
 				Strategy: shared, URL: url, DeleteShared: deleteShared, Patience: rig.Patience,
 			})
-			tr := newTrial("Start", s.Patience)
-			tr.run(func() { s.start(tr) })
-			require.False(t, tr.failed, tr.lines)
+			tr := experiment.New(context.Background(), "Start", s.Patience)
+			tr.Run(func() { s.start(tr) })
+			require.False(t, tr.Failed, tr.Lines)
 			plan, stay := s.a.plan, 0
 			rig.RemovePlan(t, url, shared, plan.Queue, s.delays())
 			for _, q := range append(plan.Queues, topology.Queue{Name: plan.Queue}) {
 				require.Equal(t, 0, testbroker.Depth(t, url, q.Name), q.Name)
 			}
-			tr.clean()
+			tr.Clean()
 			s.parts.tellKept(tr)
-			require.False(t, tr.failed, tr.lines)
+			require.False(t, tr.Failed, tr.Lines)
 			for _, q := range append(plan.Queues, topology.Queue{Name: plan.Queue}) {
 				left := testbroker.Depth(t, url, q.Name)
 				if strings.HasPrefix(q.Name, shared.Prefix) && !deleteShared {
 					require.Equal(t, 0, left, q.Name)
-					require.Contains(t, tr.lines[0], q.Name)
+					require.Contains(t, tr.Lines[0], q.Name)
 					stay++
 				} else {
 					require.Equal(t, -1, left, q.Name)
@@ -122,8 +124,8 @@ func TestWithoutABrokerThePlansAreTested(t *testing.T) {
 	t.Parallel()
 	found := observed(t, Config{Strategy: topology.PerQueue{}})
 	require.Len(t, found, len(planChecks)+1)
-	require.True(t, found["Broker/Skipped"].skipped)
-	require.Contains(t, found["Broker/Skipped"].lines[0], "Config.URL is empty")
+	require.True(t, found["Broker/Skipped"].Skipped)
+	require.Contains(t, found["Broker/Skipped"].Lines[0], "Config.URL is empty")
 }
 
 func TestConfigNamesEveryProblem(t *testing.T) {
@@ -148,18 +150,18 @@ func TestTrialsAreReported(t *testing.T) {
 	t.Parallel()
 	for want, run := range map[string]func(*trial){
 		"":        func(*trial) {},
-		"failed":  func(tr *trial) { tr.fatalf("it is %s", "lost") },
-		"skipped": func(tr *trial) { tr.skipf("it is %s", "lost") },
+		"failed":  func(tr *trial) { tr.Fatalf("it is %s", "lost") },
+		"skipped": func(tr *trial) { tr.Skipf("it is %s", "lost") },
 	} {
-		tr, v := newTrial("one", time.Second), &verdict{TB: t}
-		tr.run(func() { run(tr); tr.add("the end") })
-		tr.report(v)
+		tr, v := experiment.New(context.Background(), "one", time.Second), &verdict{TB: t}
+		tr.Run(func() { run(tr); tr.Logf("the end") })
+		report(v, tr)
 		require.Equal(t, want, v.end)
 		require.Equal(t, map[bool]any{true: "the end", false: "it is lost"}[want == ""], v.lines[0])
 		require.Len(t, v.lines, 1)
 	}
-	tr := newTrial("cleanup", time.Second)
-	tr.cleanup(func() error { return fmt.Errorf("still there") })
-	tr.clean()
-	require.True(t, tr.failed)
+	tr := experiment.New(context.Background(), "cleanup", time.Second)
+	tr.Cleanup(func() error { return fmt.Errorf("still there") })
+	tr.Clean()
+	require.True(t, tr.Failed)
 }

@@ -17,7 +17,7 @@ func (s *suite) read(tr *trial, targets ...topology.Route) {
 		queue := target.RoutingKey
 		if target.Exchange != "" { // an exchange of the user: listen beside the queues there
 			queue = s.queue("letters." + target.RoutingKey)
-			tr.must(s.onChannel(func(ch *amqp.Channel) error {
+			tr.Must(s.onChannel(func(ch *amqp.Channel) error {
 				if _, err := ch.QueueDeclare(queue, false, true, true, false, nil); err != nil {
 					return err
 				}
@@ -30,9 +30,9 @@ func (s *suite) read(tr *trial, targets ...topology.Route) {
 	}
 	for _, queue := range queues {
 		ch, err := s.conn.Channel()
-		tr.must(err, "open a channel")
+		tr.Must(err, "open a channel")
 		letters, err := ch.Consume(queue, "", false, false, false, false, nil)
-		tr.must(err, "consume queue %q, where the plan keeps messages", queue)
+		tr.Must(err, "consume queue %q, where the plan keeps messages", queue)
 		go func() {
 			for d := range letters {
 				if !strings.HasPrefix(idOf(d), s.prefix) {
@@ -56,8 +56,8 @@ func (s *suite) lettersOf(id string) []amqp.Delivery {
 
 // awaitLetter waits for the dead or stranded copy of a message.
 func (s *suite) awaitLetter(tr *trial, id, where string) amqp.Delivery {
-	if !tr.await(0, func() bool { return len(s.lettersOf(id)) > 0 }) {
-		tr.fatalf("the message %s is not in the %s after %v: it is lost. %s", id, where, tr.patience,
+	if !tr.Await(0, func() bool { return len(s.lettersOf(id)) > 0 }) {
+		tr.Fatalf("the message %s is not in the %s after %v: it is lost. %s", id, where, tr.Patience,
 			s.main.log)
 	}
 	return s.lettersOf(id)[0]

@@ -3,7 +3,6 @@ package topologytest
 import (
 	"context"
 	"fmt"
-	"reflect"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/components/delay"
@@ -11,6 +10,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/experiment"
 	"github.com/millpond-go/millpond/internal/testing/passage"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -52,14 +52,14 @@ func (s *suite) requireWait(
 ) {
 	gap, due := second.at.Sub(first.at), planned(p, asked)
 	if gap < asked-early {
-		tr.errorf("a message that has to wait for %v came back after %v: too early. Its route must lead "+
+		tr.Errorf("a message that has to wait for %v came back after %v: too early. Its route must lead "+
 			"to wait queues whose x-message-ttl is as long, and to no others, also of earlier plans",
 			asked, gap)
 	}
 	queues := passage.Queues(&second.raw)
 	if p.Line != "" && len(queues) == 0 {
 		if gap > asked+late {
-			tr.errorf("a message that has to wait for %v came back after %v: too late", asked, gap)
+			tr.Errorf("a message that has to wait for %v came back after %v: too late", asked, gap)
 		}
 		return
 	}
@@ -67,16 +67,16 @@ func (s *suite) requireWait(
 	rounds := s.rounds.Of(idOf(second.raw))
 	switch {
 	case err != nil:
-		tr.errorf("a message that has to wait for %v has passed the queues %q: %v. Let its route lead "+
+		tr.Errorf("a message that has to wait for %v has passed the queues %q: %v. Let its route lead "+
 			"to the wait queues of the plan, and let no binding of an earlier plan lead elsewhere",
 			asked, queues, err)
 	case inRounds(p, asked) && waited <= due:
 	case rounds > 0:
-		tr.errorf("a message that has to wait for %v has waited in %d rounds in place of one, at last "+
+		tr.Errorf("a message that has to wait for %v has waited in %d rounds in place of one, at last "+
 			"in the queues %q: its route must lead to the wait step of that delay",
 			asked, rounds+1, queues)
 	case waited < asked || waited > due:
-		tr.errorf("a message that has to wait for %v, and by the plan waits for %v, has waited for %v, "+
+		tr.Errorf("a message that has to wait for %v, and by the plan waits for %v, has waited for %v, "+
 			"in the queues %q: its route must lead to the wait step of that delay",
 			asked, due, waited, queues)
 	}
@@ -100,7 +100,7 @@ func unlistedDelaysAreKept(tr *trial, s *suite) {
 	for i, asked := range []time.Duration{700 * time.Millisecond, 2500 * time.Millisecond} {
 		due := planned(s.a.plan, asked)
 		if due > s.Patience {
-			tr.logf("not tried: by the plan a message that has to wait for %v waits for %v", asked, due)
+			tr.Logf("not tried: by the plan a message that has to wait for %v waits for %v", asked, due)
 			continue
 		}
 		msg, id := s.text(tr, fmt.Sprint(i))
@@ -111,7 +111,7 @@ func unlistedDelaysAreKept(tr *trial, s *suite) {
 		calls := s.awaitCalls(tr, s.a, m.id, m.due)
 		s.requireWait(tr, s.a.plan, calls[0], calls[1], m.asked)
 		if calls[1].attempt != 2 {
-			tr.errorf("a message that waited %v is at attempt %d in place of 2: waiting in rounds "+
+			tr.Errorf("a message that waited %v is at attempt %d in place of 2: waiting in rounds "+
 				"must not cost attempts", m.asked, calls[1].attempt)
 		}
 	}
@@ -124,7 +124,7 @@ func snoozesAreShort(tr *trial, s *suite) {
 	calls := s.awaitCalls(tr, s.a, id, planned(s.a.plan, asked))
 	s.requireWait(tr, s.a.plan, calls[0], calls[1], asked)
 	if calls[1].attempt != 1 {
-		tr.errorf("a snoozed message is at attempt %d in place of 1", calls[1].attempt)
+		tr.Errorf("a snoozed message is at attempt %d in place of 1", calls[1].attempt)
 	}
 }
 
@@ -132,24 +132,24 @@ func delayedPublishing(tr *trial, s *suite) {
 	const asked = 300 * time.Millisecond
 	pub, err := s.main.client.NewPublisher(s.queueConfig(s.URL),
 		topology.WithDelays(s.delays()...))
-	tr.must(err, "make a Publisher")
-	tr.cleanup(pub.Close)
+	tr.Must(err, "make a Publisher")
+	tr.Cleanup(pub.Close)
 	_, later := s.text(tr, "later")
 	_, soon := s.text(tr, "soon")
 	s.a.expect(later, fails(0, nil))
 	s.a.expect(soon, fails(0, nil))
 	began := time.Now()
-	tr.must(pub.Publish(s.a.queue, delayed(later, asked), message.NewMessage(soon, []byte(soon))),
+	tr.Must(pub.Publish(s.a.queue, delayed(later, asked), message.NewMessage(soon, []byte(soon))),
 		"publish a message with a delay")
 	s.awaitCalls(tr, s.a, soon, 0)
 	came := s.awaitCalls(tr, s.a, later, planned(s.a.plan, asked))[0]
 	s.requireWait(tr, s.a.plan, call{at: began}, came, asked)
 	if came.attempt != 1 {
-		tr.errorf("a message that was published with a delay is at attempt %d in place of 1",
+		tr.Errorf("a message that was published with a delay is at attempt %d in place of 1",
 			came.attempt)
 	}
 	if came.raw.Headers["kind"] != "reminder" || came.raw.DeliveryMode != amqp.Persistent {
-		tr.errorf("a message that was published with a delay has the headers %v and the delivery mode "+
+		tr.Errorf("a message that was published with a delay has the headers %v and the delivery mode "+
 			"%d: its metadata are lost, or it is not persistent", came.raw.Headers, came.raw.DeliveryMode)
 	}
 }
@@ -170,7 +170,7 @@ func attemptsAreCounted(tr *trial, s *suite) {
 		// A queue that holds rejected messages itself writes no history.
 		told := len(c.state.History) == i || s.a.plan.RejectMin > 0
 		if c.attempt != i+1 || c.state.Failures != i || !told {
-			tr.errorf("call %d of the handler is for attempt %d, after %d failures and with a history of "+
+			tr.Errorf("call %d of the handler is for attempt %d, after %d failures and with a history of "+
 				"%d: the count is in the headers, which must come back", i+1, c.attempt, c.state.Failures,
 				len(c.state.History))
 		}
@@ -181,75 +181,25 @@ func attemptsAreCounted(tr *trial, s *suite) {
 		header.DeadQueue: s.a.queue, header.DeadError: errClosed.Error(),
 	} {
 		if got := fmt.Sprint(letter.Headers[key]); got != want {
-			tr.errorf("the dead letter has the header %s: %q in place of %q", key, got, want)
+			tr.Errorf("the dead letter has the header %s: %q in place of %q", key, got, want)
 		}
 	}
 	if string(letter.Body) != string(msg.Body) {
-		tr.errorf("the dead letter has the body %q in place of %q", letter.Body, msg.Body)
-	}
-}
-
-// typed returns a message with properties, and headers of many types.
-func typed(id string) amqp.Publishing {
-	at := time.Date(2026, 3, 1, 12, 30, 45, 0, time.UTC)
-	return amqp.Publishing{
-		Headers: amqp.Table{
-			"text": "plain", "bool": true, "int64": int64(1) << 40, "int32": int32(-5), "int16": int16(-3),
-			"float64": 0.25, "bytes": []byte{0, 1, 0xff}, "time": at, "nil": nil,
-			"table": amqp.Table{"deep": amqp.Table{"n": int64(7)}}, "array": []any{int64(1), "two"},
-			"decimal": amqp.Decimal{Scale: 2, Value: 1234},
-		},
-		ContentType: "application/json", ContentEncoding: "utf-8", CorrelationId: "corr-1",
-		MessageId: id, Priority: 3, Type: "order.created", AppId: "shop", ReplyTo: "answers",
-		Timestamp: at, DeliveryMode: amqp.Persistent, Body: []byte("{\"order\":1}\x00\xff"),
+		tr.Errorf("the dead letter has the body %q in place of %q", letter.Body, msg.Body)
 	}
 }
 
 func messagesAreKept(tr *trial, s *suite) {
 	_, id := s.text(tr, "1")
-	sent := typed(id)
+	sent := experiment.Typed(id)
 	s.send(tr, s.a, sent, script{len(s.delays()) + 1, func(int) error { return errClosed }})
 	for i, c := range s.awaitCalls(tr, s.a, id, planned(s.a.plan, s.delays()...)) {
-		for _, difference := range differences(sent, c.raw) {
-			tr.errorf("the message at attempt %d has %s", i+1, difference)
+		for _, difference := range experiment.Differences(sent, c.raw) {
+			tr.Errorf("the message at attempt %d has %s", i+1, difference)
 		}
 	}
-	for _, difference := range differences(sent, s.awaitLetter(tr, id, "dead-letter queue")) {
-		tr.errorf("the dead letter has %s", difference)
+	letter := s.awaitLetter(tr, id, "dead-letter queue")
+	for _, difference := range experiment.Differences(sent, letter) {
+		tr.Errorf("the dead letter has %s", difference)
 	}
-}
-
-// differences names all in which a delivery differs from a message. It may have more headers.
-func differences(sent amqp.Publishing, got amqp.Delivery) (found []string) {
-	differs := func(what string, got, want any) {
-		if at, isTime := want.(time.Time); isTime {
-			if other, same := got.(time.Time); same && other.Equal(at) {
-				return
-			}
-		}
-		if !reflect.DeepEqual(got, want) {
-			found = append(found, fmt.Sprintf("%s %v (%T) in place of %v (%T)", what, got, got,
-				want, want))
-		}
-	}
-	for key, want := range sent.Headers {
-		value, there := got.Headers[key]
-		if !there {
-			found = append(found, "no header "+key)
-			continue
-		}
-		differs("the header "+key, value, want)
-	}
-	differs("the body", got.Body, sent.Body)
-	differs("the content type", got.ContentType, sent.ContentType)
-	differs("the content encoding", got.ContentEncoding, sent.ContentEncoding)
-	differs("the correlation id", got.CorrelationId, sent.CorrelationId)
-	differs("the message id", got.MessageId, sent.MessageId)
-	differs("the priority", got.Priority, sent.Priority)
-	differs("the type", got.Type, sent.Type)
-	differs("the app id", got.AppId, sent.AppId)
-	differs("the reply-to", got.ReplyTo, sent.ReplyTo)
-	differs("the timestamp", got.Timestamp, sent.Timestamp)
-	differs("the delivery mode", got.DeliveryMode, sent.DeliveryMode)
-	return found
 }

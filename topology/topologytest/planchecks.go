@@ -46,17 +46,17 @@ var oddQueues = []string{
 func planIsValid(tr *trial, s *suite) {
 	judge := func(queue, delays string, plan topology.Plan) {
 		if plan.Queue != queue {
-			tr.errorf("Plan(%q) returns a plan for queue %q: set Plan.Queue to the name that Plan is "+
+			tr.Errorf("Plan(%q) returns a plan for queue %q: set Plan.Queue to the name that Plan is "+
 				"called with", queue, plan.Queue)
 		}
 		if err := topology.ValidatePlan(plan); err != nil {
-			tr.errorf("with the plan for queue %.40q and %s messages can be lost: %v", queue, delays, err)
+			tr.Errorf("with the plan for queue %.40q and %s messages can be lost: %v", queue, delays, err)
 		}
 	}
 	for name, delays := range delaySets() {
 		plan, err := s.Strategy.Plan(usual, delays)
 		if err != nil {
-			tr.errorf("Plan(%q) has no plan for %s: %v. Any policy may be used with a strategy; plan the "+
+			tr.Errorf("Plan(%q) has no plan for %s: %v. Any policy may be used with a strategy; plan the "+
 				"wait steps that are nearest", usual, name, err)
 			continue
 		}
@@ -74,7 +74,7 @@ func planIsPure(tr *trial, s *suite) {
 		first := s.planOf(tr, usual, delays)
 		s.planOf(tr, "mail", []time.Duration{time.Hour})
 		if difference := compare(first, s.planOf(tr, usual, delays)); difference != "" {
-			tr.errorf("two calls of Plan(%q) with %s return different plans: %s. Every instance of a "+
+			tr.Errorf("two calls of Plan(%q) with %s return different plans: %s. Every instance of a "+
 				"service, and the tool, computes the plan anew: let it depend on nothing but the arguments "+
 				"and the fields of the strategy", usual, name, difference)
 		}
@@ -94,7 +94,7 @@ func planIsConcurrent(tr *trial, s *suite) {
 			wg.Go(func() {
 				plan, err := s.Strategy.Plan(queue, delays)
 				if difference := compare(want[queue], plan); err != nil || difference != "" {
-					tr.errorf("Plan(%q), called by several goroutines, returns another plan: %s (error: %v). "+
+					tr.Errorf("Plan(%q), called by several goroutines, returns another plan: %s (error: %v). "+
 						"Keep no state between calls", queue, difference, err)
 				}
 			})
@@ -108,19 +108,19 @@ func planLeavesDelays(tr *trial, s *suite) {
 	given := []time.Duration{s1, s2, s3, behind}[:3] // An append would write behind its end.
 	plan, again := s.planOf(tr, usual, given), s.planOf(tr, usual, slices.Clone(given))
 	if now := given[:4]; !slices.Equal(now, []time.Duration{s1, s2, s3, behind}) {
-		tr.errorf("Plan has changed the delays that it was called with, to %v: the slice belongs to the "+
+		tr.Errorf("Plan has changed the delays that it was called with, to %v: the slice belongs to the "+
 			"caller. Use slices.Clone before sorting or appending", now)
 	}
 	for i := range given {
 		given[i] = time.Hour
 	}
 	if difference := compare(again, plan); difference != "" {
-		tr.errorf("the plan changes when its caller changes the slice of delays: %s. Use slices.Clone",
+		tr.Errorf("the plan changes when its caller changes the slice of delays: %s. Use slices.Clone",
 			difference)
 	}
 	difference := compare(again, s.planOf(tr, usual, []time.Duration{s1, s2, s3}))
 	if difference != "" {
-		tr.errorf("Plan has kept the slice of delays of an earlier call: %s. Use slices.Clone",
+		tr.Errorf("Plan has kept the slice of delays of an earlier call: %s. Use slices.Clone",
 			difference)
 	}
 }
@@ -144,7 +144,7 @@ func planShares(tr *trial, s *suite) {
 				continue
 			}
 			for _, conflict := range conflicts(first, second) {
-				tr.errorf("the plans of the queues %.20q and %.20q (%d bytes) both have %s: the broker "+
+				tr.Errorf("the plans of the queues %.20q and %.20q (%d bytes) both have %s: the broker "+
 					"refuses the second declaration. Let the name tell apart all that differs",
 					pair[0], pair[1], len(pair[1]), conflict)
 			}
@@ -154,12 +154,12 @@ func planShares(tr *trial, s *suite) {
 
 func planAllowsChange(tr *trial, s *suite) {
 	if s.FixedDelays {
-		tr.skipf("Config.FixedDelays is set")
+		tr.Skipf("Config.FixedDelays is set")
 	}
 	first := s.planOf(tr, usual, []time.Duration{time.Second, 30 * time.Second})
 	for _, delays := range [][]time.Duration{{time.Minute}, {30 * time.Second, time.Second}, nil} {
 		for _, conflict := range conflicts(first, s.planOf(tr, usual, delays)) {
-			tr.errorf("a policy with the delays 1s and 30s and one with %v both have %s: after a change of "+
+			tr.Errorf("a policy with the delays 1s and 30s and one with %v both have %s: after a change of "+
 				"the policy the broker refuses the declaration. Let the name tell apart all that differs, or "+
 				"set Config.FixedDelays", delays, conflict)
 		}
@@ -191,7 +191,7 @@ func conflicts(first, second topology.Plan) (found []string) {
 func (s *suite) planOf(tr *trial, queue string, delays []time.Duration) topology.Plan {
 	plan, err := s.Strategy.Plan(queue, delays)
 	if err != nil {
-		tr.fatalf("Plan(%q, %v) returns an error: %v", queue, delays, err)
+		tr.Fatalf("Plan(%q, %v) returns an error: %v", queue, delays, err)
 	}
 	return plan
 }

@@ -1,6 +1,7 @@
 package topologytest
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/internal/experiment"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -46,9 +48,9 @@ func planFailures(t *testing.T, c Config) map[string]string {
 func failures(t *testing.T, c Config, begin func(), checks ...check) map[string]string {
 	t.Helper()
 	s, found := newSuite(c), map[string]string{}
-	start := newTrial("Start", s.Patience)
-	defer start.clean()
-	if start.run(func() { s.start(start) }); start.failed {
+	start := experiment.New(context.Background(), "Start", s.Patience)
+	defer start.Clean()
+	if start.Run(func() { s.start(start) }); start.Failed {
 		note(t, found, []*trial{start})
 		return found
 	}
@@ -61,9 +63,9 @@ func failures(t *testing.T, c Config, begin func(), checks ...check) map[string]
 func note(t *testing.T, found map[string]string, trials []*trial) {
 	t.Helper()
 	for _, tr := range trials {
-		if text := strings.Join(tr.lines, "\n"); tr.failed {
-			found[tr.name] = text
-			t.Logf("%s: %.600s", tr.name, text)
+		if text := strings.Join(tr.Lines, "\n"); tr.Failed {
+			found[tr.Name] = text
+			t.Logf("%s: %.600s", tr.Name, text)
 		}
 	}
 }
@@ -258,7 +260,7 @@ func TestStrategiesThatFailOnABrokerAreFound(t *testing.T) {
 		says     string
 	}{
 		"bindings of the old policy": {
-			planFunc(byOrdinal), "AnotherPolicyForAQueueIsKept", "parts of the old plan",
+			planFunc(byOrdinal), "AnotherPolicyForAQueueIsKept", "earlier plan",
 		},
 		"one way back for two queues": {
 			oneReturn(testbroker.Queue(t)), "MessagesReturnToTheirOwnQueue", "that failed it",

@@ -27,7 +27,7 @@ func ownQueueOnly(tr *trial, s *suite) {
 		for _, id := range ids[b] {
 			s.awaitCalls(tr, b, id, due)
 			if n := len(other.callsOf(id)); n > 0 {
-				tr.errorf("queue %q got a message of queue %q %d times: a message must return to the queue "+
+				tr.Errorf("queue %q got a message of queue %q %d times: a message must return to the queue "+
 					"that failed it. Let no wait queue or exchange lead to both", other.queue, b.queue, n)
 			}
 		}
@@ -49,13 +49,13 @@ func hundredArriveOnce(tr *trial, s *suite) {
 		}
 		return all
 	}
-	if !tr.await(due, func() bool { return calls() >= 2*messages }) {
-		tr.fatalf("of %d messages that failed once, %d are back after %v: the others are lost. %s",
-			messages, calls()-messages, due+tr.patience, s.main.log)
+	if !tr.Await(due, func() bool { return calls() >= 2*messages }) {
+		tr.Fatalf("of %d messages that failed once, %d are back after %v: the others are lost. %s",
+			messages, calls()-messages, due+tr.Patience, s.main.log)
 	}
 	for _, id := range ids {
 		if n := len(s.awaitCalls(tr, s.a, id, due)); n != 2 {
-			tr.errorf("a message that failed once was handled %d times in place of 2: the plan "+
+			tr.Errorf("a message that failed once was handled %d times in place of 2: the plan "+
 				"doubles messages. Let each route lead to one wait queue", n)
 		}
 	}
@@ -67,8 +67,8 @@ func (s *suite) declares(
 ) *topology.Subscriber {
 	sub, err := client.NewSubscriber(s.queueConfig(s.URL),
 		topology.ForPolicy(backoffList(delays)))
-	tr.must(err, "make a Subscriber")
-	tr.cleanup(sub.Close)
+	tr.Must(err, "make a Subscriber")
+	tr.Cleanup(sub.Close)
 	return sub
 }
 
@@ -83,7 +83,7 @@ func declaringTwice(tr *trial, s *suite) {
 		for _, sub := range subs {
 			wg.Go(func() {
 				if err := sub.SubscribeInitialize(b.queue); err != nil {
-					tr.errorf("the plan cannot be declared %s: %v. Each instance of a service declares it "+
+					tr.Errorf("the plan cannot be declared %s: %v. Each instance of a service declares it "+
 						"at its start", when, err)
 				}
 			})
@@ -94,13 +94,13 @@ func declaringTwice(tr *trial, s *suite) {
 
 func anotherPolicy(tr *trial, s *suite) {
 	if s.FixedDelays {
-		tr.skipf("Config.FixedDelays is set")
+		tr.Skipf("Config.FixedDelays is set")
 	}
 	before := []time.Duration{200 * time.Millisecond, 1500 * time.Millisecond}
 	after := []time.Duration{800 * time.Millisecond}
 	b := s.inbox(tr, "changed", before)
 	err := s.declares(tr, s.main.client, before).SubscribeInitialize(b.queue)
-	tr.must(err, "declare a plan")
+	tr.Must(err, "declare a plan")
 	b.plan = s.planOf(tr, b.queue, after)
 	s.parts.add(b.plan, s.planOf(tr, s.queue("another"), after))
 	s.serve(tr, s.URL, backoffList(after), b)
@@ -112,7 +112,7 @@ func anotherPolicy(tr *trial, s *suite) {
 	// A copy on an old way is back at the latest after the longest old delay.
 	time.Sleep(max(0, planned(b.plan, before[1])-calls[1].at.Sub(calls[0].at)))
 	if n := len(b.callsOf(id)); n != 2 {
-		tr.errorf("a message that failed once was handled %d times in place of 2, after a change of the "+
+		tr.Errorf("a message that failed once was handled %d times in place of 2, after a change of the "+
 			"policy: parts of the old plan still take messages. Let the names of exchanges tell the "+
 			"delays apart, or let their routing keys do it", n)
 	}
@@ -127,21 +127,21 @@ func queueIsDeleted(tr *trial, s *suite) {
 		return letters || queue == b.plan.Line
 	})
 	if len(kept) == 0 {
-		tr.skipf("not tried, because the plan has no queue for such messages: a quorum wait queue " +
+		tr.Skipf("not tried, because the plan has no queue for such messages: a quorum wait queue " +
 			"holds them, invisible, until up to three minutes after the queue is back; a classic wait " +
 			"queue loses them")
 	}
 	sub := s.declares(tr, s.main.client, delays)
 	pub, err := s.main.client.NewPublisher(s.queueConfig(s.URL),
 		topology.WithDelays(wait))
-	tr.must(err, "make a Publisher")
-	tr.cleanup(pub.Close)
+	tr.Must(err, "make a Publisher")
+	tr.Cleanup(pub.Close)
 	for try := range 5 {
-		tr.must(sub.SubscribeInitialize(b.queue), "declare a plan")
+		tr.Must(sub.SubscribeInitialize(b.queue), "declare a plan")
 		_, id := s.text(tr, fmt.Sprint(try))
-		tr.must(pub.Publish(b.queue, delayed(id, wait)), "publish a message with a delay")
+		tr.Must(pub.Publish(b.queue, delayed(id, wait)), "publish a message with a delay")
 		var back int
-		tr.must(s.onChannel(func(ch *amqp.Channel) (err error) {
+		tr.Must(s.onChannel(func(ch *amqp.Channel) (err error) {
 			back, err = ch.QueueDelete(b.queue, false, false, false)
 			return err
 		}), "delete queue %q", b.queue)
@@ -154,7 +154,7 @@ func queueIsDeleted(tr *trial, s *suite) {
 		s.awaitLetter(tr, id, "queue "+strings.Join(kept, " or "))
 		return
 	}
-	tr.fatalf("five messages that had to wait for %v were back before their queue was deleted", wait)
+	tr.Fatalf("five messages that had to wait for %v were back before their queue was deleted", wait)
 }
 
 // rest are the messages that are in a queue of the suite, or on their way to it.
@@ -167,7 +167,7 @@ func (s *suite) rest(tr *trial, b *inbox) (left int) {
 	}
 	for _, queue := range queues {
 		found, err := s.look(queue)
-		tr.must(err, "look at queue %q", queue)
+		tr.Must(err, "look at queue %q", queue)
 		left += found.Messages
 	}
 	return left
@@ -176,13 +176,13 @@ func (s *suite) rest(tr *trial, b *inbox) (left int) {
 // nothingIsLeft finds messages that were handled more often than their scripts say.
 func nothingIsLeft(tr *trial, s *suite) {
 	for _, b := range []*inbox{s.a, s.b} {
-		if !tr.await(s.delays()[2], func() bool { return s.rest(tr, b) == 0 }) {
-			tr.errorf("%d messages are left in queue %q and its wait queues", s.rest(tr, b), b.queue)
+		if !tr.Await(s.delays()[2], func() bool { return s.rest(tr, b) == 0 }) {
+			tr.Errorf("%d messages are left in queue %q and its wait queues", s.rest(tr, b), b.queue)
 		}
 		b.mu.Lock()
 		for id, calls := range b.calls {
 			if want := b.scripts[id].calls; len(calls) != want {
-				tr.errorf("queue %q got the message %s %d times in place of %d", b.queue, id, len(calls), want)
+				tr.Errorf("queue %q got the message %s %d times in place of %d", b.queue, id, len(calls), want)
 			}
 		}
 		b.mu.Unlock()
@@ -191,7 +191,7 @@ func nothingIsLeft(tr *trial, s *suite) {
 	defer s.mu.Unlock()
 	for id, letters := range s.letters {
 		if len(letters) > 1 {
-			tr.errorf("the message %s is a dead letter %d times", id, len(letters))
+			tr.Errorf("the message %s is a dead letter %d times", id, len(letters))
 		}
 	}
 }

@@ -15,26 +15,26 @@ import (
 
 func permissionsSuffice(tr *trial, s *suite) {
 	if s.ManagementURL == "" {
-		tr.skipf("Config.ManagementURL is empty: set the URL of the management API, with the name of " +
+		tr.Skipf("Config.ManagementURL is empty: set the URL of the management API, with the name of " +
 			"an administrator")
 	}
 	uri, err := amqp.ParseURI(s.URL)
-	tr.must(err, "read Config.URL")
+	tr.Must(err, "read Config.URL")
 	delays := []time.Duration{200 * time.Millisecond}
 	b := s.inbox(tr, "rights", delays)
 	rights := b.plan.Permissions(true)
 	user := s.queue("user")
 	path := "/api/users/" + url.PathEscape(user)
-	tr.must(s.manage(http.MethodPut, path, map[string]string{"password": user, "tags": ""}),
+	tr.Must(s.manage(http.MethodPut, path, map[string]string{"password": user, "tags": ""}),
 		"add a user with Config.ManagementURL")
-	tr.cleanup(func() error { return s.manage(http.MethodDelete, path, nil) })
-	tr.must(s.manage(http.MethodPut,
+	tr.Cleanup(func() error { return s.manage(http.MethodDelete, path, nil) })
+	tr.Must(s.manage(http.MethodPut,
 		"/api/permissions/"+url.PathEscape(uri.Vhost)+"/"+url.PathEscape(user), map[string]string{
 			"configure": rights.Configure, "write": rights.Write, "read": rights.Read,
 		}), "grant permissions with Config.ManagementURL")
 
 	of, err := url.Parse(s.URL)
-	tr.must(err, "read Config.URL")
+	tr.Must(err, "read Config.URL")
 	of.User = url.UserPassword(user, user)
 	s.serve(tr, of.String(), backoffList(delays), b)
 	s.read(tr, b.plan.Dead)

@@ -11,6 +11,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/internal/experiment"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -173,7 +174,7 @@ func TestChangesOfAMessageAreFound(t *testing.T) {
 		"the timestamp":                     func(d *amqp.Delivery) { d.Timestamp = time.Time{} },
 		"the delivery mode":                 func(d *amqp.Delivery) { d.DeliveryMode = amqp.Transient },
 	} {
-		sent := typed("1")
+		sent := experiment.Typed("1")
 		got := amqp.Delivery{
 			Headers: maps.Clone(sent.Headers), ContentType: sent.ContentType,
 			ContentEncoding: sent.ContentEncoding, DeliveryMode: sent.DeliveryMode, Priority: sent.Priority,
@@ -181,7 +182,7 @@ func TestChangesOfAMessageAreFound(t *testing.T) {
 			Timestamp: sent.Timestamp, Type: sent.Type, AppId: sent.AppId, Body: sent.Body,
 		}
 		change(&got)
-		found := differences(sent, got)
+		found := experiment.Differences(sent, got)
 		if want == "" {
 			require.Empty(t, found)
 			continue

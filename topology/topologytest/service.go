@@ -106,23 +106,23 @@ func (b *inbox) expect(id string, then script) {
 func (s *suite) send(tr *trial, b *inbox, msg amqp.Publishing, then script) {
 	b.expect(msg.MessageId, then)
 	ch, err := s.conn.Channel()
-	tr.must(err, "open a channel")
+	tr.Must(err, "open a channel")
 	defer func() { _ = ch.Close() }() // The confirm says all.
-	tr.must(ch.Confirm(false), "select confirms")
+	tr.Must(ch.Confirm(false), "select confirms")
 	confirm, err := ch.PublishWithDeferredConfirm("", b.queue, true, false, msg)
-	tr.must(err, "publish to queue %q", b.queue)
+	tr.Must(err, "publish to queue %q", b.queue)
 	select {
 	case <-confirm.Done():
 	case <-time.After(s.Patience):
 	}
 	if !confirm.Acked() {
-		tr.fatalf("the broker does not confirm a message for queue %q within %v", b.queue, s.Patience)
+		tr.Fatalf("the broker does not confirm a message for queue %q within %v", b.queue, s.Patience)
 	}
 }
 
 // text returns a message with an id, and the id.
 func (s *suite) text(tr *trial, of string) (amqp.Publishing, string) {
-	id := strings.Join([]string{s.prefix, tr.name, of}, ".")
+	id := strings.Join([]string{s.prefix, tr.Name, of}, ".")
 	return amqp.Publishing{
 		MessageId: id, Body: []byte("the body of " + id), DeliveryMode: amqp.Persistent,
 	}, id
@@ -134,10 +134,10 @@ func (s *suite) awaitCalls(tr *trial, b *inbox, id string, due time.Duration) []
 	b.mu.Lock()
 	want := b.scripts[id].calls
 	b.mu.Unlock()
-	if !tr.await(due, func() bool { return len(b.callsOf(id)) >= want }) {
-		tr.fatalf("the handler got the message %s %d times in place of %d, within %v of the time that "+
+	if !tr.Await(due, func() bool { return len(b.callsOf(id)) >= want }) {
+		tr.Fatalf("the handler got the message %s %d times in place of %d, within %v of the time that "+
 			"its waits take together (%v). The message is lost, or waits too long. %s",
-			id, len(b.callsOf(id)), want, tr.patience, due, s.main.log)
+			id, len(b.callsOf(id)), want, tr.Patience, due, s.main.log)
 	}
 	return b.callsOf(id)
 }
@@ -155,8 +155,8 @@ func (s *suite) openClient(tr *trial, url string, log *journal) *topology.Client
 	cfg := s.queueConfig(url)
 	s.rounds.Watch(&cfg.Connection)
 	client, err := topology.Open(ctx, cfg.Connection, s.Strategy, topology.WithLogger(log))
-	tr.must(err, "topology.Open with the strategy")
-	tr.cleanup(client.Close)
+	tr.Must(err, "topology.Open with the strategy")
+	tr.Cleanup(client.Close)
 	return client
 }
 
@@ -165,16 +165,16 @@ func (s *suite) serve(tr *trial, url string, policy backoff.Policy, boxes ...*in
 	log := &journal{}
 	client := s.openClient(tr, url, log)
 	retry, err := middleware.NewDelayedRetry(client, policy)
-	tr.must(err, "make DelayedRetry")
+	tr.Must(err, "make DelayedRetry")
 	sub, err := client.NewSubscriber(s.queueConfig(url), topology.For(retry),
 		topology.WithConcurrency(8))
-	tr.must(err, "make a Subscriber")
+	tr.Must(err, "make a Subscriber")
 	// A router that cannot subscribe would leave a goroutine behind.
 	for _, b := range boxes {
-		tr.must(sub.SubscribeInitialize(b.queue), "declare the plan of a queue")
+		tr.Must(sub.SubscribeInitialize(b.queue), "declare the plan of a queue")
 	}
 	router, err := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
-	tr.must(err, "make a router")
+	tr.Must(err, "make a router")
 	router.AddMiddleware(retry.Middleware)
 	for _, b := range boxes {
 		router.AddConsumerHandler(b.queue, b.queue, sub, b.handle)
@@ -184,9 +184,9 @@ func (s *suite) serve(tr *trial, url string, policy backoff.Policy, boxes ...*in
 	select {
 	case <-router.Running():
 	case err := <-ended:
-		tr.fatalf("a service with the strategy does not start: %v", err)
+		tr.Fatalf("a service with the strategy does not start: %v", err)
 	}
-	tr.cleanup(func() error { return errors.Join(router.Close(), <-ended) })
+	tr.Cleanup(func() error { return errors.Join(router.Close(), <-ended) })
 	return &service{client, log}
 }
 

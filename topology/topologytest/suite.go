@@ -2,6 +2,7 @@ package topologytest
 
 import (
 	"cmp"
+	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/experiment"
 	"github.com/millpond-go/millpond/internal/testing/passage"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -82,14 +84,31 @@ func Run(t *testing.T, c Config) {
 		return t.Run(group, func(t *testing.T) {
 			t.Helper()
 			for _, one := range checked {
-				t.Run(one.name, func(t *testing.T) {
+				t.Run(one.Name, func(t *testing.T) {
 					t.Helper()
-					one.report(t)
+					report(t, one)
 				})
 			}
 		})
 	})
 }
+
+// report gives the result of a trial to a subtest.
+func report(t testing.TB, tr *trial) {
+	t.Helper()
+	for _, line := range tr.Lines {
+		t.Log(line)
+	}
+	switch {
+	case tr.Failed:
+		t.FailNow()
+	case tr.Skipped:
+		t.SkipNow()
+	}
+}
+
+// trial is the run of one check.
+type trial = experiment.Trial
 
 // check is one promise of a strategy.
 type check struct {
@@ -119,38 +138,38 @@ func newSuite(c Config) *suite {
 	return &suite{Config: c, prefix: prefix, letters: map[string][]amqp.Delivery{}}
 }
 
-// run runs all checks and reports them in groups. helper lets failures show the line of the test
+// run runs all checks and tells them in groups. helper lets failures show the line of the test
 // that calls Run.
 func run(
-	helper func(), c Config, report func(group string, checked []*trial) (passed bool),
+	helper func(), c Config, tell func(group string, checked []*trial) (passed bool),
 ) {
 	helper()
 	s := newSuite(c)
-	if !report("Plan", s.inTurn(planChecks...)) {
+	if !tell("Plan", s.inTurn(planChecks...)) {
 		return
 	}
 	if c.URL == "" {
 		none := s.try(check{"Skipped", func(tr *trial, _ *suite) {
-			tr.skipf("Config.URL is empty: set the URL of a RabbitMQ to test the strategy there")
+			tr.Skipf("Config.URL is empty: set the URL of a RabbitMQ to test the strategy there")
 		}})
-		report("Broker", none)
+		tell("Broker", none)
 		return
 	}
-	begin := newTrial("Start", s.Patience)
-	begin.run(func() { s.start(begin) })
-	if begin.failed {
-		begin.clean()
+	begin := experiment.New(context.Background(), "Start", s.Patience)
+	begin.Run(func() { s.start(begin) })
+	if begin.Failed {
+		begin.Clean()
 		s.parts.tellKept(begin)
-		report("Broker", []*trial{begin})
+		tell("Broker", []*trial{begin})
 		return
 	}
-	report("Broker", s.try(brokerChecks...))
+	tell("Broker", s.try(brokerChecks...))
 	left := s.try(endChecks...)
-	removed := newTrial("Removed", s.Patience)
-	removed.inherit(begin)
-	removed.clean()
+	removed := experiment.New(context.Background(), "Removed", s.Patience)
+	removed.Inherit(begin)
+	removed.Clean()
 	s.parts.tellKept(removed)
-	report("End", append(left, removed))
+	tell("End", append(left, removed))
 }
 
 // inTurn runs one check after the other, so that a strategy that is not safe for concurrent use
@@ -167,10 +186,10 @@ func (s *suite) try(checks ...check) []*trial {
 	var wg sync.WaitGroup
 	all := make([]*trial, len(checks))
 	for i, c := range checks {
-		all[i] = newTrial(c.name, s.Patience)
+		all[i] = experiment.New(context.Background(), c.name, s.Patience)
 		wg.Go(func() {
-			all[i].run(func() { c.run(all[i], s) })
-			all[i].clean()
+			all[i].Run(func() { c.run(all[i], s) })
+			all[i].Clean()
 		})
 	}
 	wg.Wait()

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -13,24 +12,21 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/experiment"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/topology"
 )
 
-// bench is the place of one check: a connection, and a channel with confirms. A method that cannot
-// go on ends the check, as Fatal ends a test.
+// bench is the place of one check: a connection, and a channel with confirms. A check that fails
+// differs, and one that is skipped is unknown; the lines of its trial are what was seen.
 type bench struct {
 	*examiner
+	*experiment.Trial
 	ctx     context.Context
 	conn    *link.Conn
 	ch      *amqp.Channel
 	returns chan amqp.Return // the returned messages of put
 	closed  chan *amqp.Error
-
-	// The outcome of the check.
-	status Status
-	seen   string
-	err    error
 }
 
 // bench connects. The connection ends with ctx, because amqp091-go waits for most answers without
@@ -46,7 +42,9 @@ func (e *examiner) bench(ctx context.Context) (b *bench, end func(), err error) 
 		return nil, nil, err
 	}
 	stop := context.AfterFunc(ctx, func() { conn.Kill(context.Cause(ctx)) })
-	b = &bench{examiner: e, ctx: ctx, conn: conn}
+	b = &bench{
+		examiner: e, Trial: experiment.New(ctx, "", e.patience), ctx: ctx, conn: conn,
+	}
 	if b.ch, err = conn.Channel(); err == nil {
 		b.returns = b.ch.NotifyReturn(make(chan amqp.Return, manyMessages))
 		b.closed = b.ch.NotifyClose(make(chan *amqp.Error, 1))
@@ -60,37 +58,28 @@ func (e *examiner) bench(ctx context.Context) (b *bench, end func(), err error) 
 	return b, func() { stop(); l.Close() }, nil
 }
 
-// run makes an experiment, which may end itself.
-func (b *bench) run(f experiment) (Status, string, error) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		b.status, b.seen = f(b)
-	}()
-	<-done
-	return b.status, b.seen, b.err
-}
-
-// stop ends the check with an outcome.
-func (b *bench) stop(status Status, format string, args ...any) {
-	b.status, b.seen = status, fmt.Sprintf(format, args...)
-	runtime.Goexit()
+// outcome makes an experiment.
+func (b *bench) outcome(f func(b *bench)) (Status, string, error) {
+	b.Run(func() { f(b) })
+	seen := strings.Join(b.Lines, "; ")
+	switch {
+	case b.Failed:
+		return Differs, seen, b.Err
+	case b.Skipped:
+		return Unknown, seen, nil
+	}
+	return OK, seen, nil
 }
 
 // must ends the check if there is an error.
-func (b *bench) must(err error) {
-	if b.err = err; err != nil {
-		runtime.Goexit()
-	}
-}
+func (b *bench) must(err error) { b.Must(err, "it could not be tried") }
 
-// okIf is the outcome of a check with one text for both.
-func okIf(ok bool, format string, args ...any) (Status, string) {
-	status := Differs
-	if ok {
-		status = OK
+// require ends the check with one text for both outcomes.
+func (b *bench) require(ok bool, format string, args ...any) {
+	if !ok {
+		b.Fatalf(format, args...)
 	}
-	return status, fmt.Sprintf(format, args...)
+	b.Logf(format, args...)
 }
 
 // tryDeclare makes a scratch queue. It is to be removed also where the answer does not arrive.
@@ -171,7 +160,7 @@ func (b *bench) put(exchange, key string, m amqp.Publishing) (bool, error) {
 func (b *bench) enter(exchange, key string, m amqp.Publishing) {
 	taken, err := b.put(exchange, key, m)
 	if b.must(err); !taken {
-		b.stop(Differs, "queue %q has refused a message", key)
+		b.Fatalf("queue %q has refused a message", key)
 	}
 }
 
@@ -194,8 +183,6 @@ func (b *bench) putAll(queue string, n int) (taken int) {
 	return taken
 }
 
-const look = 10 * time.Millisecond
-
 // taken is a message with the time when it was got.
 type taken struct {
 	amqp.Delivery
@@ -204,7 +191,7 @@ type taken struct {
 
 // take gets up to n messages of a queue within the limit, and acks them.
 func (b *bench) take(queue string, n int, limit time.Duration) (list []taken) {
-	b.until(limit, func() bool {
+	b.Until(limit, func() bool {
 		for len(list) < n {
 			d, ok, err := b.ch.Get(queue, true)
 			if b.must(err); !ok {
@@ -226,9 +213,9 @@ func (b *bench) ready(queue string) (int, error) {
 // empties waits until the wait of the messages in a queue is over and none is ready.
 func (b *bench) empties(queue topology.Queue) {
 	// A count may be old: without this pause it may be from before the messages.
-	b.pause(queue.Delay + time.Second)
+	b.Pause(queue.Delay + time.Second)
 	left := 0
-	empty := b.until(arrival, func() bool {
+	empty := b.Until(arrival, func() bool {
 		var err error
 		left, err = b.ready(queue.Name)
 		b.must(err)
@@ -236,27 +223,6 @@ func (b *bench) empties(queue topology.Queue) {
 	})
 	if !empty {
 		b.must(fmt.Errorf("%d messages have not expired within %v", left, arrival))
-	}
-}
-
-// until calls f again and again, until it is done or the limit is over.
-func (b *bench) until(limit time.Duration, f func() (done bool)) bool {
-	for end := time.Now().Add(limit); ; {
-		if f() {
-			return true
-		}
-		if time.Now().After(end) {
-			return false
-		}
-		b.pause(look)
-	}
-}
-
-func (b *bench) pause(d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-b.ctx.Done():
-		b.must(context.Cause(b.ctx))
 	}
 }
 

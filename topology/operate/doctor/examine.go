@@ -221,13 +221,10 @@ type examiner struct {
 	queues, exchanges []string // to remove
 }
 
-// experiment makes a check on a bench.
-type experiment func(b *bench) (Status, string)
-
 // trial is a check that is yet to be made.
 type trial struct {
 	Check
-	run experiment
+	run func(b *bench)
 }
 
 func (e *examiner) examine(ctx context.Context) (report *Report, err error) {
@@ -275,7 +272,7 @@ func (e *examiner) try(ctx context.Context, t trial) Check {
 	b, end, err := e.bench(ctx)
 	if err == nil {
 		defer end()
-		c.Status, c.Seen, err = b.run(t.run)
+		c.Status, c.Seen, err = b.outcome(t.run)
 	}
 	switch {
 	case err == nil:

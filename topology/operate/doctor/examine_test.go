@@ -1,6 +1,7 @@
 package doctor_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -159,51 +160,37 @@ func TestACancelledRunLeavesNothing(t *testing.T) {
 func TestPlantedPoliciesAreFound(t *testing.T) {
 	t.Parallel()
 	node, api := testbroker.Managed(t, "")
+	type definition = map[string]any
+	keeps := []string{"kept, classic", "kept, quorum", "policies"}
+	ttl := append(slices.Clone(keeps), "wait, classic", "wait, quorum")
 	for name, c := range map[string]struct {
-		kind, pattern string
-		definition    map[string]any
+		kind, pattern string // default: a policy for all
+		definition    definition
 		since         string // the first version that knows the key
-		plan          bool
 		differ        []string
-		safe          bool
 	}{
-		"message-ttl": {
-			kind: "policies", pattern: ".*", definition: map[string]any{"message-ttl": 100},
-			differ: []string{"kept, classic", "kept, quorum", "policies", "wait, classic", "wait, quorum"},
-		},
+		"message-ttl": {definition: definition{"message-ttl": 100}, differ: ttl},
 		"message-ttl-by-operator": {
-			kind: "operator-policies", pattern: ".*", definition: map[string]any{"message-ttl": 100},
-			differ: []string{"kept, classic", "kept, quorum", "policies", "wait, classic", "wait, quorum"},
+			kind: "operator-policies", definition: definition{"message-ttl": 100}, differ: ttl,
 		},
 		"message-ttl-of-a-queue": {
-			kind: "policies", pattern: `^orders\.dlq$`, definition: map[string]any{"message-ttl": 100},
-			plan: true, differ: []string{"policies"},
+			pattern: `^orders\.dlq$`, definition: definition{"message-ttl": 100}, differ: keeps[2:],
 		},
 		"message-ttl-of-another-queue": {
-			kind: "policies", pattern: `^invoices\.dlq$`, definition: map[string]any{"message-ttl": 100},
-			plan: true,
+			pattern: `^invoices\.dlq$`, definition: definition{"message-ttl": 100},
 		},
-		"max-length": {
-			kind: "policies", pattern: ".*", definition: map[string]any{"max-length": 5},
-			differ: []string{"kept, classic", "kept, quorum", "policies"},
-		},
+		"max-length": {definition: definition{"max-length": 5}, differ: keeps},
 		"max-length-refusing": {
-			kind: "policies", pattern: ".*", definition: map[string]any{
-				"max-length": 5, "overflow": "reject-publish",
-			},
-			differ: []string{"kept, classic", "kept, quorum", "policies"},
+			definition: definition{"max-length": 5, "overflow": "reject-publish"}, differ: keeps,
 		},
 		"delivery-limit": {
-			kind: "policies", pattern: ".*", definition: map[string]any{"delivery-limit": 3},
-			differ: []string{"delivery limit", "policies"},
+			definition: definition{"delivery-limit": 3}, differ: []string{"delivery limit", "policies"},
 		},
 		"overflow": {
-			kind: "policies", pattern: ".*", definition: map[string]any{"overflow": "drop-head"},
-			differ: []string{"at-least-once", "policies"},
+			definition: definition{"overflow": "drop-head"}, differ: []string{"at-least-once", "policies"},
 		},
 		"consumer-timeout": {
-			kind: "policies", pattern: ".*", definition: map[string]any{"consumer-timeout": 60_000},
-			since: "4.", differ: []string{"policies"},
+			definition: definition{"consumer-timeout": 60_000}, since: "4.", differ: keeps[2:],
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -212,9 +199,10 @@ func TestPlantedPoliciesAreFound(t *testing.T) {
 				t.Skip("needs RabbitMQ 4: make test BROKER=4.0")
 			}
 			w := newWard(t, node, api, name)
-			testbroker.SetPolicy(t, api, c.kind, w.vhost, "planted", c.pattern, c.definition)
+			testbroker.SetPolicy(t, api, cmp.Or(c.kind, "policies"), w.vhost, "planted",
+				cmp.Or(c.pattern, ".*"), c.definition)
 			options := []doctor.Option{doctor.WithPatience(3 * time.Second)}
-			if c.plan {
+			if c.pattern != "" {
 				options = append(options, doctor.WithPlan(plan(t, topology.PerQueue{}, "orders")))
 			}
 			checks := w.examine(options...)

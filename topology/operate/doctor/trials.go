@@ -137,19 +137,16 @@ const (
 	leastFrame = 16384
 )
 
-func frameSize(b *bench) (Status, string) {
+func frameSize(b *bench) {
 	size := b.conn.Config.FrameSize
 	seen := fmt.Sprintf("frames of %d bytes, %d channels", size, b.conn.Config.ChannelMax)
-	switch {
-	case size > 0 && size < leastFrame:
-		return Differs, seen + fmt.Sprintf("; a service needs frames of %d bytes", leastFrame)
-	case size > 0 && size < frame:
-		return Differs, seen
+	if size > 0 && size < leastFrame {
+		seen += fmt.Sprintf("; a service needs frames of %d bytes", leastFrame)
 	}
-	return OK, seen
+	b.require(size <= 0 || size >= frame, "%s", seen)
 }
 
-func messageSize(b *bench) (Status, string) {
+func messageSize(b *bench) {
 	seen := "the broker does not show it: " +
 		"on a node, `rabbitmqctl environment` prints max_message_size"
 	v := audit.VersionOf(b.conn.Properties)
@@ -160,23 +157,20 @@ func messageSize(b *bench) (Status, string) {
 	default:
 		seen += "; by default 128 MiB on RabbitMQ 3.10"
 	}
-	return Unknown, seen
+	b.Skipf("%s", seen)
 }
 
 // rabbitMQ is the product that the facts are about.
 const rabbitMQ = "RabbitMQ"
 
-func version(b *bench) (Status, string) {
+func version(b *bench) {
 	product, _ := b.conn.Properties["product"].(string)
 	text, _ := b.conn.Properties["version"].(string)
 	known := slices.Contains(
 		[]audit.Version{{Major: 3, Minor: 10}, {Major: 4}, {Major: 4, Minor: 3}},
 		audit.VersionOf(b.conn.Properties))
-	seen := strings.TrimSpace(product + " " + text)
-	if product == rabbitMQ && known {
-		return OK, seen
-	}
-	return Unknown, seen
+	b.Logf("%s", strings.TrimSpace(product+" "+text))
+	b.Skipped = product != rabbitMQ || !known
 }
 
 // uses reports whether a plan has a queue of this type.
