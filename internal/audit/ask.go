@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"regexp"
 	"strconv"
 	"strings"
@@ -131,26 +132,15 @@ func ReadConflict(kind, name string, args amqp.Table, err error) *Conflict {
 
 // WholeNumber reads a number of an argument or a policy.
 func WholeNumber(value any) (int64, bool) {
-	switch n := value.(type) {
-	case json.Number:
+	if n, ok := value.(json.Number); ok {
 		whole, err := strconv.ParseInt(n.String(), 10, 64)
 		return whole, err == nil
-	case int:
-		return int64(n), true
-	case int8:
-		return int64(n), true
-	case int16:
-		return int64(n), true
-	case int32:
-		return int64(n), true
-	case int64:
-		return n, true
-	case uint8:
-		return int64(n), true
-	case uint16:
-		return int64(n), true
-	case uint32:
-		return int64(n), true
+	}
+	switch v := reflect.ValueOf(value); {
+	case v.CanInt():
+		return v.Int(), true
+	case v.CanUint():
+		return int64(v.Uint()), true
 	}
 	return 0, false
 }

@@ -39,32 +39,28 @@ const (
 // Brake. It needs the management API, which alone shows the names. Each state is as Brake returns
 // it.
 func (o *Operator) Brakes(ctx context.Context) ([]header.BrakeState, error) {
-	states, err := o.brakes(ctx)
+	api, err := o.brakeAPI(ctx)
+	if err == nil && api == nil {
+		err = errors.New("only the management API shows the names of brakes: " +
+			"name it (WithManagement, --management), or name the brake")
+	}
 	if err != nil {
 		return nil, fmt.Errorf("brakes: %w", err)
-	}
-	return states, nil
-}
-
-func (o *Operator) brakes(ctx context.Context) ([]header.BrakeState, error) {
-	api, err := o.brakeAPI(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if api == nil {
-		return nil, errors.New("only the management API shows the names of brakes: " +
-			"name it (WithManagement, --management), or name the brake")
 	}
 	list, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	names, err := api.Names(list, "exchanges", o.vhost, fleet.Prefix)
 	if err != nil {
-		return nil, fmt.Errorf("management API: %w", err)
+		return nil, fmt.Errorf("brakes: management API: %w", err)
 	}
 	for i := range names {
 		names[i] = strings.TrimPrefix(names[i], fleet.Prefix)
 	}
-	return o.brakeStates(ctx, api, names)
+	states, err := o.brakeStates(ctx, api, names)
+	if err != nil {
+		return nil, fmt.Errorf("brakes: %w", err)
+	}
+	return states, nil
 }
 
 // brakeStates asks the brakes with these names.

@@ -13,7 +13,6 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
@@ -32,25 +31,24 @@ func ExampleEncode() {
 		return
 	}
 	d, err := operate.Decode(line)
-	fmt.Printf("%s %T %s %v\n", d.MessageId, d.Headers["weight"], d.Body, err)
+	weight := operate.HeaderText(d.Headers["weight"]) // as Watermill's metadata has it
+	fmt.Printf("%s %T %s %s %v\n", d.MessageId, d.Headers["weight"], weight, d.Body, err)
 	one := func(yield func(operate.Letter, error) bool) { yield(letter, nil) } // Operator.Dead
 	fmt.Println(operate.Export(io.Discard, one))
 	// Output:
-	// order-7 int32 one kettle <nil>
+	// order-7 int32 12 one kettle <nil>
 	// 1 <nil>
 }
 
-// Headers of any type as the tool shows them.
-func ExampleHeaderText() {
-	fmt.Println(operate.HeaderText("eu"), operate.HeaderText(int64(7)), operate.HeaderText(true))
-	// Output:
-	// eu 7 true
-}
-
-// What there is to decide on: many dead letters, few reasons.
+// What there is to decide on: many dead letters, few causes. Errors that differ in an order, an
+// address and a time have one. A filter chooses a cause, or what a person has written, and is in a
+// log in the same words.
 func ExampleGroupByError() {
 	letters := func(yield func(operate.Letter, error) bool) { // in a program: operator.Dead(…)
-		for i, text := range []string{"no stock", "order 7: no such customer", "no stock"} {
+		for i, text := range []string{
+			"order 7 of ann@shop.example: dial tcp 10.0.0.7:443: i/o timeout after 1.5s", "no stock",
+			"order 12 of bob@shop.example: dial tcp 10.0.0.8:443: i/o timeout after 2m0s",
+		} {
 			if !yield(operate.Letter{ID: fmt.Sprint("order-", i+1), Reason: "exhausted", Error: text}, nil) {
 				return
 			}
@@ -65,34 +63,14 @@ func ExampleGroupByError() {
 		var sample operate.Sample = group.Sample
 		fmt.Println(group.Count, group.Reasons, group.Error, sample.ID)
 	}
-	one := operate.Filter{Group: groups[1].ID} // for operator.Replay(…)
-	chooses, err := one.Matcher()
-	fmt.Println(chooses(operate.Letter{Error: "order 8: no such customer"}), err)
+	fmt.Println(operate.Fingerprint(operate.Letter{Error: "order 8: no stock"}))
+	chosen, err := operate.ParseFilter("since=2026-03-01 error=timeout group=" + groups[0].ID)
+	fmt.Println(chosen.Redacted(), err) // for operator.Replay(…)
 	// Output:
-	// 2 map[exhausted:2] no stock order-1
-	// 1 map[exhausted:1] order #: no such customer order-2
-	// true <nil>
-}
-
-// A filter that a person has written, for Replay, and in the same words for a log.
-func ExampleParseFilter() {
-	chosen, err := operate.ParseFilter(`reason=permanent error="no such customer" since=2026-03-01`)
-	fmt.Println(chosen.Redacted(), err)
-	// Output:
-	// reason=permanent error="no such customer" since=2026-03-01T00:00:00Z <nil>
-}
-
-// Errors that differ in an order, an address and a time have one cause.
-func ExampleFingerprint() {
-	for _, text := range []string{
-		`order 7 of ann@shop.example: dial tcp 10.0.0.7:443: i/o timeout after 1.5s`,
-		`order 12 of bob@shop.example: dial tcp 10.0.0.8:443: i/o timeout after 2m0s`,
-	} {
-		fmt.Println(operate.Fingerprint(operate.Letter{Error: text}))
-	}
-	// Output:
-	// 12a9ab54e4ad order # of <email>: dial tcp <address>: i/o timeout after #
-	// 12a9ab54e4ad order # of <email>: dial tcp <address>: i/o timeout after #
+	// 2 map[exhausted:2] order # of <email>: dial tcp <address>: i/o timeout after # order-1
+	// 1 map[exhausted:1] no stock order-2
+	// b413f119d95b order #: no stock
+	// error=timeout group=12a9ab54e4ad since=2026-03-01T00:00:00Z <nil>
 }
 
 // Each error has its own way out; errors.Is tells them apart.
@@ -103,7 +81,6 @@ func ExampleErrUnsafe() {
 	}{
 		{operate.ErrUnsafe, "nothing was done"},
 		{operate.ErrInvalidOptions, "nothing was done"},
-		{operate.ErrNotConfirmed, "nothing was done"},
 		{operate.ErrUnsafePeek, "name the management API"},
 		{operate.ErrNoQueue, "name the queue"},
 		{operate.ErrTooSlow, "ask for fewer"},
@@ -149,21 +126,10 @@ func ExampleOperator_StopBrake() {
 	}
 }
 
-// Open names all problems at once, before it connects.
+// Open names all problems at once, before it connects. Most operators need WithManagement alone.
 func ExampleOpen() {
 	_, err := operate.Open(context.Background(), "localhost:5672",
-		operate.WithManagement("localhost:15672"), operate.WithConfirmTimeout(0))
-	fmt.Println(err)
-	// Output:
-	// open millpond operator: AMQP URL is invalid: it must begin with amqp:// or amqps://
-	// WithManagement: the URL must begin with http:// or https://
-	// WithConfirmTimeout: 0s is under 1ms
-}
-
-// An operator with every option. Most need WithManagement alone.
-func ExampleOpen_options() {
-	options := []operate.Option{
-		operate.WithManagement("https://watcher:secret@rabbit-1:15671/"),
+		operate.WithManagement("localhost:15672"),
 		operate.WithLogger(watermill.NewSlogLogger(nil)),
 		operate.WithName("night shift"),
 		operate.WithBrokers("amqp://shop:secret@rabbit-2/"),
@@ -171,87 +137,48 @@ func ExampleOpen_options() {
 			return "shop", "from the vault", nil
 		}),
 		operate.WithAMQP(amqp.Config{Vhost: "shop"}),
-		operate.WithConfirmTimeout(5 * time.Second),
+		operate.WithConfirmTimeout(0),
 		operate.WithPreProvisioned(),
 		operate.WithoutPolicyCheck(), // only if no policy sets delivery-limit
-	}
-	operator, err := operate.Open(context.Background(), "amqp://shop:secret@rabbit-1/", options...)
-	if err != nil {
-		log.Print(err)
-		return
-	}
-	defer operator.Close()
-}
-
-// A check before a deployment: critical findings stop it.
-func ExampleOperator_Verify() {
-	var operator *operate.Operator // of Open
-	plan, err := topology.PlanFor(topology.PerQueue{}, "orders", backoff.List{time.Second})
-	if err != nil {
-		log.Print(err)
-		return
-	}
-	report, err := operator.Verify(context.Background(), plan)
-	if err != nil {
-		log.Print(err)
-		return
-	}
-	for _, f := range report.Findings {
-		switch {
-		case f.Problem == operate.Unchecked:
-			log.Print("not looked at: ", f.Text)
-		case f.Severity == operate.Critical:
-			log.Fatal(f)
-		case f.Severity == operate.Warning:
-			log.Print(f)
-		}
-	}
-}
-
-// A Finding prints as one line; programs compare its fields.
-func ExampleFinding() {
-	var critical operate.Severity = operate.Critical
-	for _, problem := range []operate.Problem{
-		operate.Missing, operate.Conflicting, operate.Dropping, operate.Overruled, operate.Exposed,
-		operate.Disabled, operate.Consumed, operate.Unchecked, operate.Stranded,
-	} {
-		f := operate.Finding{
-			Severity: critical, Problem: problem, Kind: "queue", Name: "orders",
-			Text: "is " + string(problem),
-		}
-		fmt.Println(f)
-	}
+	)
+	fmt.Println(err)
+	var option operate.Option = operate.WithConfirmTimeout(5 * time.Second)
+	fmt.Println(option != nil)
 	// Output:
-	// critical: queue "orders": is missing
-	// critical: queue "orders": is conflicting
-	// critical: queue "orders": is dropping
-	// critical: queue "orders": is overruled
-	// critical: queue "orders": is exposed
-	// critical: queue "orders": is disabled
-	// critical: queue "orders": is consumed
-	// critical: queue "orders": is unchecked
-	// critical: queue "orders": is stranded
+	// open millpond operator: AMQP URL is invalid: it must begin with amqp:// or amqps://
+	// WithManagement: the URL must begin with http:// or https://
+	// WithConfirmTimeout: 0s is under 1ms
+	// true
 }
 
-// A Report prints as a table that says where each count came from.
+// A Report prints as a table that says where each count came from, and each Finding as one line.
+// Programs compare the fields.
 func ExampleReport() {
 	count := func(n int, source operate.Source) operate.Count {
 		return operate.Count{N: n, Source: source}
 	}
-	unknown := operate.Count{N: -1}
-	var queues []operate.Queue
+	report := operate.Report{Queue: "orders"} // in a program: operator.Verify(…)
 	for _, role := range []operate.Role{
 		operate.RoleMain, operate.RoleWait, operate.RoleDead, operate.RoleLine, operate.RoleStranded,
 	} {
-		queues = append(queues, operate.Queue{
+		report.Queues = append(report.Queues, operate.Queue{
 			Name: "orders." + string(role), Role: role, Ready: count(2, operate.SourceAMQP),
 			Consumers: count(0, operate.SourceAMQP), Total: count(3, operate.SourceManagement),
-			Held: unknown,
+			Held: operate.Count{N: -1},
 		})
 	}
-	table := operate.Report{Queue: "orders", Queues: queues}.String()
-	for line := range strings.Lines(table) {
+	for line := range strings.Lines(report.String()) {
 		fmt.Println(strings.TrimSpace(line))
+	}
+	severity := map[bool]operate.Severity{true: operate.Critical, false: operate.Warning}
+	for i, problem := range []operate.Problem{
+		operate.Missing, operate.Conflicting, operate.Dropping, operate.Overruled, operate.Exposed,
+		operate.Disabled, operate.Consumed, operate.Unchecked, operate.Stranded,
+	} {
+		fmt.Println(operate.Finding{
+			Severity: severity[i < 4], Problem: problem, Kind: "queue", Name: "orders",
+			Text: "is " + string(problem),
+		})
 	}
 	// Output:
 	// queue            role      delay  ready     consumers  total           held
@@ -260,6 +187,15 @@ func ExampleReport() {
 	// orders.dead      dead      -      2 (amqp)  0 (amqp)   3 (management)  -
 	// orders.line      line      -      2 (amqp)  0 (amqp)   3 (management)  -
 	// orders.stranded  stranded  -      2 (amqp)  0 (amqp)   3 (management)  -
+	// critical: queue "orders": is missing
+	// critical: queue "orders": is conflicting
+	// critical: queue "orders": is dropping
+	// critical: queue "orders": is overruled
+	// warning: queue "orders": is exposed
+	// warning: queue "orders": is disabled
+	// warning: queue "orders": is consumed
+	// warning: queue "orders": is unchecked
+	// warning: queue "orders": is stranded
 }
 
 // An operator at work on one queue, after an outage.
@@ -267,6 +203,8 @@ func ExampleOperator() {
 	var operator *operate.Operator // of Open
 	var plan topology.Plan         // of topology.PlanFor
 	ctx := context.Background()
+	report, err := operator.Verify(ctx, plan)
+	log.Print(report.Findings, err)
 	// The letters that failed on the outage go back, ten a second, and are counted.
 	moved, err := operator.Replay(ctx, plan, operate.MoveOptions{
 		Filter: operate.Filter{Error: "connection refused"}, Rate: 10,

@@ -56,13 +56,9 @@ func fieldOf(value any) (field, error) {
 	case nil:
 		return field{Type: "void"}, nil
 	case float32: // not every one is a number of JSON
-		if out = fmt.Sprintf("%08x", math.Float32bits(v)); !math.IsNaN(float64(v)) {
-			out = strconv.FormatFloat(float64(v), 'g', -1, 32)
-		}
+		out = floatText(float64(v), 32, uint64(math.Float32bits(v)))
 	case float64:
-		if out = fmt.Sprintf("%016x", math.Float64bits(v)); !math.IsNaN(v) {
-			out = strconv.FormatFloat(v, 'g', -1, 64)
-		}
+		out = floatText(v, 64, math.Float64bits(v))
 	case string:
 		out = text(v)
 	case []byte:
@@ -122,17 +118,9 @@ func valueOf(f field) (any, error) {
 	case "void":
 		return nil, nil
 	case "float32":
-		bits, value, isBits, err := floatOf(f, 32)
-		if isBits {
-			return math.Float32frombits(uint32(bits)), err
-		}
-		return float32(value), err
+		return floatOf(f, 32)
 	case "float64":
-		bits, value, isBits, err := floatOf(f, 64)
-		if isBits {
-			return math.Float64frombits(bits), err
-		}
-		return value, err
+		return floatOf(f, 64)
 	case "string":
 		v, err := as[text](f)
 		return string(v), err
@@ -178,25 +166,29 @@ func as[T any](f field) (v T, err error) {
 	return v, err
 }
 
-// floatOf reads a float that was written as a number, or as its bits where it is
-// none.
-func floatOf(f field, size int) (bits uint64, value float64, isBits bool, err error) {
-	written, err := as[string](f)
-	if err != nil {
-		return 0, 0, false, err
+// floatText writes a float as a number, or as its bits where it is none.
+func floatText(v float64, size int, bits uint64) string {
+	if math.IsNaN(v) {
+		return fmt.Sprintf("%0*x", size/4, bits)
 	}
-	if len(written) == size/4 && !strings.ContainsAny(written, ".e+-I") {
-		if bits, err := strconv.ParseUint(written, 16, size); err == nil && isNaN(bits, size) {
-			return bits, 0, true, nil
-		}
-	}
-	value, err = strconv.ParseFloat(written, size)
-	return 0, value, false, err
+	return strconv.FormatFloat(v, 'g', -1, size)
 }
 
-func isNaN(bits uint64, size int) bool {
-	if size == 32 {
-		return math.IsNaN(float64(math.Float32frombits(uint32(bits))))
+// floatOf reads what floatText wrote.
+func floatOf(f field, size int) (any, error) {
+	written, err := as[string](f)
+	if err != nil {
+		return nil, err
 	}
-	return math.IsNaN(math.Float64frombits(bits))
+	value, err := strconv.ParseFloat(written, size)
+	bits, noBits := strconv.ParseUint(written, 16, size)
+	switch isBits := err != nil && noBits == nil && len(written) == size/4; {
+	case isBits && size == 32:
+		return math.Float32frombits(uint32(bits)), nil
+	case isBits:
+		return math.Float64frombits(bits), nil
+	case size == 32:
+		return float32(value), err
+	}
+	return value, err
 }

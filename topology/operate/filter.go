@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"maps"
 	"regexp"
 	"slices"
@@ -162,53 +161,37 @@ func setTime(field *time.Time, name, value string, now time.Time) error {
 	return nil
 }
 
-// Conditions returns the conditions in a fixed order, by names and values as Set takes them.
-func (f Filter) Conditions() iter.Seq2[string, string] {
-	return func(yield func(name, value string) bool) {
-		var list [][2]string
-		add := func(name string, values ...string) {
-			for _, value := range values {
-				if value != "" {
-					list = append(list, [2]string{name, value})
-				}
+// String returns the text form, in a fixed order; "" for a filter that chooses all.
+func (f Filter) String() string {
+	var words []string
+	add := func(name string, values ...string) {
+		for _, value := range values {
+			if quoted := strconv.Quote(value); quoted != `"`+value+`"` || strings.Contains(value, " ") {
+				value = quoted
 			}
-		}
-		at := func(name string, t time.Time) {
-			if !t.IsZero() {
-				add(name, t.UTC().Format(time.RFC3339Nano))
-			}
-		}
-		add("id", f.IDs...)
-		add("reason", string(f.Reason))
-		add("error", f.Error)
-		add("handler", f.Handler)
-		add("group", f.Group)
-		at("since", f.Since)
-		at("until", f.Until)
-		for _, key := range slices.Sorted(maps.Keys(f.Headers)) {
-			add("header", key+"="+f.Headers[key])
-		}
-		add("payload", f.Payload)
-		if f.Delay != 0 {
-			add("delay", f.Delay.String())
-		}
-		for _, c := range list {
-			if !yield(c[0], c[1]) {
-				return
+			if value != "" {
+				words = append(words, name+"="+value)
 			}
 		}
 	}
-}
-
-// String returns the text form; "" for a filter that chooses all.
-func (f Filter) String() string {
-	var words []string
-	for name, value := range f.Conditions() {
-		quoted := strconv.Quote(value)
-		if quoted != `"`+value+`"` || strings.Contains(value, " ") {
-			value = quoted
+	at := func(name string, t time.Time) {
+		if !t.IsZero() {
+			add(name, t.UTC().Format(time.RFC3339Nano))
 		}
-		words = append(words, name+"="+value)
+	}
+	add("id", f.IDs...)
+	add("reason", string(f.Reason))
+	add("error", f.Error)
+	add("handler", f.Handler)
+	add("group", f.Group)
+	at("since", f.Since)
+	at("until", f.Until)
+	for _, key := range slices.Sorted(maps.Keys(f.Headers)) {
+		add("header", key+"="+f.Headers[key])
+	}
+	add("payload", f.Payload)
+	if f.Delay != 0 {
+		add("delay", f.Delay.String())
 	}
 	return strings.Join(words, " ")
 }
@@ -250,22 +233,12 @@ func (f Filter) Matcher() (func(Letter) bool, error) {
 	}
 	return func(l Letter) bool {
 		switch {
-		case len(f.IDs) > 0 && !slices.Contains(f.IDs, l.ID),
-			f.Reason != "" && f.Reason != l.Reason,
+		case !f.names(l),
 			failure == nil && !strings.Contains(l.Error, f.Error),
 			failure != nil && !failure.MatchString(l.Error),
-			f.Handler != "" && f.Handler != l.Handler,
-			!f.Since.IsZero() && (l.DeadAt.IsZero() || l.DeadAt.Before(f.Since)),
-			!f.Until.IsZero() && (l.DeadAt.IsZero() || !l.DeadAt.Before(f.Until)),
 			payload == nil && !bytes.Contains(l.Delivery.Body, []byte(f.Payload)),
-			payload != nil && !matches(payload, l.Delivery.Body),
-			f.Delay != 0 && f.Delay != l.waits:
+			payload != nil && !matches(payload, l.Delivery.Body):
 			return false
-		}
-		if f.Group != "" {
-			if id, _ := Fingerprint(l); id != f.Group {
-				return false
-			}
 		}
 		for key, want := range f.Headers {
 			value, there := l.Delivery.Headers[key]
@@ -276,6 +249,23 @@ func (f Filter) Matcher() (func(Letter) bool, error) {
 		}
 		return f.Match == nil || f.Match(l)
 	}, nil
+}
+
+// names reports whether a letter meets the conditions that no pattern can have.
+func (f Filter) names(l Letter) bool {
+	switch {
+	case len(f.IDs) > 0 && !slices.Contains(f.IDs, l.ID),
+		f.Reason != "" && f.Reason != l.Reason,
+		f.Handler != "" && f.Handler != l.Handler,
+		!f.Since.IsZero() && (l.DeadAt.IsZero() || l.DeadAt.Before(f.Since)),
+		!f.Until.IsZero() && (l.DeadAt.IsZero() || !l.DeadAt.Before(f.Until)),
+		f.Delay != 0 && f.Delay != l.waits:
+		return false
+	case f.Group == "":
+		return true
+	}
+	id, _ := Fingerprint(l)
+	return id == f.Group
 }
 
 // patternOf returns the regular expression of a text between slashes; nil for another text.

@@ -36,8 +36,6 @@ var (
 	// ErrUnsafePeek: looking at a message may delete it, or nothing proves that it does not. Nothing
 	// was done.
 	ErrUnsafePeek = errors.New("looking at its messages may delete them")
-	// ErrNotConfirmed: Purge was given two different names. Nothing was done.
-	ErrNotConfirmed = errors.New("not confirmed")
 	// ErrInvalidOptions: an option makes no sense. Nothing was done.
 	ErrInvalidOptions = errors.New("the options make no sense")
 )
@@ -280,9 +278,6 @@ func withWayOut(err error) error {
 	return err
 }
 
-// Cluster returns the name of the broker's cluster. It is empty if the broker names none.
-func (o *Operator) Cluster() string { return o.link.Cluster.Name() }
-
 // Close ends the publishing connection within seconds, even if the broker does not answer. Calls
 // under way end by themselves; later calls return topology.ErrClosed.
 func (o *Operator) Close() error {
@@ -358,32 +353,6 @@ func onlyKeeps(p topology.Plan) bool {
 	return p.Queue != "" && len(p.Queues) > 0 && p.Via == nil &&
 		p.Dead.Exchange == "" && p.Dead.RoutingKey == "" &&
 		p.Levels == nil && len(p.Exchanges)+len(p.Bindings)+len(p.WaitSteps) == 0
-}
-
-// Purge deletes the messages of one queue and returns their number. They are gone: nothing is
-// dead-lettered, nothing is delivered, and a message of a wait queue never comes back (F10). Purge
-// cannot drain a queue.
-//
-// confirm must be the exact name of the queue once more, else the error is ErrNotConfirmed and
-// nothing has happened. Messages that a consumer holds unacked stay. Any queue of the vhost can be
-// named; the user needs the read permission for it.
-func (o *Operator) Purge(ctx context.Context, queue, confirm string) (int, error) {
-	if queue == "" || queue != confirm {
-		return 0, fmt.Errorf("purge queue %q: %w: the confirmation names %q",
-			queue, ErrNotConfirmed, confirm)
-	}
-	purged := make(chan int, 1)
-	err := o.call(ctx, func(ctx context.Context, conn *link.Conn) error {
-		return conn.Do(ctx, func(ch *amqp.Channel) error {
-			n, err := ch.QueuePurge(queue, false)
-			purged <- n
-			return err
-		})
-	})
-	if err != nil {
-		return 0, fmt.Errorf("purge queue %q: %w", queue, err)
-	}
-	return <-purged, nil
 }
 
 // publish publishes msg, mandatory, and returns nil when the broker has confirmed it and a queue

@@ -233,28 +233,47 @@ func (r *reader) unsafe(f *audit.Facts, applied *ruled) error {
 			"no policy raises that: move the messages to another queue, with a shovel for example", argument)
 	}
 	needsPolicy := !set && !old // against the default of 20
-	if !r.operator.opts.noPolicies {
-		if applied.err != nil {
-			return fmt.Errorf("it is a quorum queue, and its policies could not be seen: %w; or, %s",
-				applied.err, sayNoPolicies)
-		}
-		for _, rule := range applied.Unreadable {
-			n, limits := audit.WholeNumber(rule.Policy.Definition[audit.LimitKey])
-			if limits && n >= 0 && n < audit.HarmlessLimit || !limits && needsPolicy {
-				return fmt.Errorf("it is a quorum queue, and the pattern %q of %s cannot be read here, so "+
-					"that the policy may apply: write the pattern without lookaheads and backreferences, "+
-					"or, %s", rule.Policy.Pattern, rule.Source, sayNoPolicies)
-			}
+	if err := r.unseen(applied, needsPolicy); err != nil {
+		return err
+	}
+	return r.limited(applied, needsPolicy)
+}
+
+// lowers reports whether the value of a policy's delivery-limit is in reach.
+func lowers(value any) (limit int64, is bool) {
+	n, ok := audit.WholeNumber(value)
+	return n, ok && n >= 0 && n < audit.HarmlessLimit
+}
+
+// unseen says which policies of a quorum queue could not be seen, if that matters.
+func (r *reader) unseen(applied *ruled, needsPolicy bool) error {
+	switch {
+	case r.operator.opts.noPolicies:
+		return nil
+	case applied.err != nil:
+		return fmt.Errorf("it is a quorum queue, and its policies could not be seen: %w; or, %s",
+			applied.err, sayNoPolicies)
+	}
+	for _, rule := range applied.Unreadable {
+		value, set := rule.Policy.Definition[audit.LimitKey]
+		if _, low := lowers(value); low || !set && needsPolicy {
+			return fmt.Errorf("it is a quorum queue, and the pattern %q of %s cannot be read here, so "+
+				"that the policy may apply: write the pattern without lookaheads and backreferences, "+
+				"or, %s", rule.Policy.Pattern, rule.Source, sayNoPolicies)
 		}
 	}
+	return nil
+}
+
+// limited names the delivery limits in reach, with the commands that raise them.
+func (r *reader) limited(applied *ruled, needsPolicy bool) error {
 	var problems, commands []string
 	exempt := func(rule *policies.Rule, format string, args ...any) {
 		problems = append(problems, fmt.Sprintf(format, args...))
 		commands = append(commands, policies.RaiseLimit(r.operator.vhost, r.queue, rule))
 	}
 	for _, rule := range applied.Rules {
-		n, ok := audit.WholeNumber(rule.Value)
-		if rule.Key == audit.LimitKey && ok && n >= 0 && n < audit.HarmlessLimit {
+		if n, low := lowers(rule.Value); low && rule.Key == audit.LimitKey {
 			exempt(&rule, "%s sets delivery-limit to %d", rule.Source, n)
 		}
 	}

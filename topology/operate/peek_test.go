@@ -6,12 +6,10 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -19,30 +17,31 @@ import (
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
-// The same dead letters listed fifty times: all still there, in their order.
+// The same dead letters listed fifty times: all still there, in their order. Further arguments of
+// the user change nothing.
 func TestDeadLettersOutliveFiftyLooks(t *testing.T) {
 	t.Parallel()
 	const dead, looks = 40, 50 // 3.10 mixed up more than 32 that were given back together
-	rig.OnEachStrategy(t, func(t *testing.T, strategy topology.Strategy) {
-		url, queue, policy := testbroker.URL(t), testbroker.Queue(t), backoff.List{time.Second}
-		o, plan := opened(t, url, queue, strategy, policy, operate.WithoutPolicyCheck())
-		rig.Provision(t, url, strategy, queue, policy)
-		letters := plan.Dead.RoutingKey
-		rig.Fill(t, url, letters, dead)
+	rig.Each(t, map[string]topology.PerQueue{
+		"quorum": {}, "classic": {Type: topology.Classic},
+		"arguments": {Dead: topology.DeadLetters{Arguments: amqp.Table{"x-max-length": int64(100)}}},
+	}, func(t *testing.T, strategy topology.PerQueue) {
+		b := newBoxAt(t, testbroker.URL(t), testbroker.Queue(t), strategy)
+		rig.Fill(t, b.url, b.dead, dead)
 		var want []string
 		for i := range dead {
 			want = append(want, strconv.Itoa(i))
 		}
 		for look := range looks {
-			found, err := o.Peek(t.Context(), letters, dead+5)
+			found, err := b.Peek(t.Context(), b.dead, dead+5)
 			require.NoError(t, err)
 			require.Equal(t, want, rig.Bodies(found), "look %d", look+1)
 			require.Error(t, found[0].Ack(false), "a copy cannot be acked")
 		}
-		found, err := o.Peek(t.Context(), letters, 2)
+		found, err := b.Peek(t.Context(), b.dead, 2)
 		require.NoError(t, err)
 		require.Len(t, found, 2)
-		require.ElementsMatch(t, want, rig.Bodies(rig.Drain(t, url, letters, dead)))
+		require.ElementsMatch(t, want, b.bodies(b.dead, dead))
 	})
 }
 
@@ -103,24 +102,6 @@ func TestABusyQueueGetsItsLettersBackInOrder(t *testing.T) {
 	require.Equal(t, letters, seen)
 	for i, l := range b.letters(operate.Filter{}) {
 		require.Equal(t, fmt.Sprint("order-", i%1000), l.ID, "letter %d", i)
-	}
-}
-
-// A dead-letter queue with further arguments of the user may be looked at just as often.
-func TestPeekKnowsTheArgumentsOfTheStrategy(t *testing.T) {
-	t.Parallel()
-	url, queue := testbroker.URL(t), testbroker.Queue(t)
-	policy := backoff.List{time.Second}
-	strategy := topology.PerQueue{
-		Dead: topology.DeadLetters{Arguments: amqp.Table{"x-max-length": int64(10)}},
-	}
-	o, plan := opened(t, url, queue, strategy, policy, operate.WithoutPolicyCheck())
-	rig.Provision(t, url, strategy, queue, policy)
-	rig.Fill(t, url, plan.Dead.RoutingKey, 1)
-	for range 30 {
-		found, err := o.Peek(t.Context(), plan.Dead.RoutingKey, 1)
-		require.NoError(t, err)
-		require.Len(t, found, 1)
 	}
 }
 
@@ -235,31 +216,6 @@ func TestPeekRefusesToDelete(t *testing.T) {
 	}
 	require.Contains(t, strings.Fields(node.Ctl(t, "list_policies")),
 		`{"delivery-limit":2147483647,"max-length":1000}`, "the rest of the policy is kept")
-}
-
-func TestPurgeOnlyWhenAskedTwice(t *testing.T) {
-	t.Parallel()
-	url, queue := testbroker.URL(t), testbroker.Queue(t)
-	policy := backoff.List{time.Hour}
-	o, plan := opened(t, url, queue, topology.PerQueue{}, policy)
-	rig.RemovePlan(t, url, topology.PerQueue{}, queue, policy)
-	rig.Provision(t, url, topology.PerQueue{}, queue, policy)
-	rig.Fill(t, url, plan.Dead.RoutingKey, 7)
-	waits := queue + ".wait.1h"
-	rig.Fill(t, url, waits, 3)
-	for _, confirm := range []string{"", "yes", queue} {
-		_, err := o.Purge(t.Context(), plan.Dead.RoutingKey, confirm)
-		require.ErrorIs(t, err, operate.ErrNotConfirmed)
-	}
-	_, err := o.Purge(t.Context(), "", "")
-	require.ErrorIs(t, err, operate.ErrNotConfirmed)
-	_, err = o.Purge(t.Context(), queue+".missing", queue+".missing")
-	require.ErrorContains(t, err, "NOT_FOUND")
-	n, err := o.Purge(t.Context(), plan.Dead.RoutingKey, plan.Dead.RoutingKey)
-	require.NoError(t, err)
-	require.Equal(t, 7, n)
-	rig.AwaitDepth(t, url, plan.Dead.RoutingKey, 0)
-	rig.AwaitDepth(t, url, waits, 3) // untouched
 }
 
 // A list whose letters are not in the queue again says how many are missing; it said

@@ -345,7 +345,7 @@ func (r *ramp) turn(ctx context.Context, t *taking) error {
 			return err
 		}
 		r.note(now, c)
-		r.blind = c.waiting() // until the wait queues are looked at
+		r.blind = r.inWaits(c) // until the wait queues are looked at
 		r.account(now)
 	}
 	r.show()
@@ -545,22 +545,19 @@ func (r *ramp) findQueues(ctx context.Context) error {
 	})
 }
 
-// counts are the ready messages and the consumers of the plan's queues.
-type counts struct {
-	ready, consumers, dead int
-	waits                  []int
-}
+// counts are the ready messages and the consumers of the plan's queues, by their names.
+type counts map[string]amqp.Queue
 
-func (c counts) waiting() int {
-	sum := 0
-	for _, n := range c.waits {
-		sum += n
+// inWaits returns how many messages are in the wait queues.
+func (r *ramp) inWaits(c counts) (sum int) {
+	for _, q := range r.waits {
+		sum += c[q.Name].Messages
 	}
 	return sum
 }
 
 // count counts in the order in which a failed message passes the queues.
-func (r *ramp) count(ctx context.Context) (c counts, err error) {
+func (r *ramp) count(ctx context.Context) (counts, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	names := []string{r.moves.plan.Queue}
@@ -574,15 +571,10 @@ func (r *ramp) count(ctx context.Context) (c counts, err error) {
 			err = errMissing
 		}
 		if err != nil {
-			return c, fmt.Errorf("count queue %q: %w", name, err)
+			return nil, fmt.Errorf("count queue %q: %w", name, err)
 		}
 	}
-	c.ready, c.consumers = found[names[0]].Messages, found[names[0]].Consumers
-	for _, q := range r.waits {
-		c.waits = append(c.waits, found[q.Name].Messages)
-	}
-	c.dead = found[r.moves.source].Messages
-	return c, nil
+	return found, nil
 }
 
 // A look at the wait queues holds their messages, so that there is a second between two looks at
@@ -603,13 +595,13 @@ func (r *ramp) survey(ctx context.Context) error {
 	}
 	now := time.Now()
 	r.note(now, c)
-	if c.waiting() > 0 && now.Before(r.waited.next()) {
+	if r.inWaits(c) > 0 && now.Before(r.waited.next()) {
 		return nil
 	}
 	if err := r.lookWaits(ctx, c, now); err != nil {
 		return err
 	}
-	if r.grownTo(c.dead, r.done()) != 0 {
+	if r.grownTo(c[r.moves.source].Messages, r.done()) != 0 {
 		if now.Before(r.looked.next()) {
 			return nil
 		}
@@ -625,8 +617,8 @@ func (r *ramp) survey(ctx context.Context) error {
 // lookWaits looks at the wait queues that are not empty.
 func (r *ramp) lookWaits(ctx context.Context, c counts, now time.Time) error {
 	seen, blind := map[int]bool{}, 0
-	for i, q := range r.waits {
-		if c.waits[i] == 0 {
+	for _, q := range r.waits {
+		if c[q.Name].Messages == 0 {
 			continue
 		}
 		err := r.moves.operator.pass(ctx, r.moves.plan, q, func(t *taking, d amqp.Delivery) error {
@@ -638,12 +630,12 @@ func (r *ramp) lookWaits(ctx context.Context, c counts, now time.Time) error {
 		})
 		switch {
 		case errors.Is(err, ErrUnsafe), errors.Is(err, ErrUnsafePeek), errors.Is(err, ErrUnreadable):
-			blind += c.waits[i]
+			blind += c[q.Name].Messages
 		case err != nil:
 			return fmt.Errorf("wait queue %q: %w", q.Name, err)
 		}
 	}
-	if c.waiting() > 0 {
+	if r.inWaits(c) > 0 {
 		r.waited.after(now, max(waitLook, waitShare*time.Since(now)))
 	}
 	for n := range r.waiting {
@@ -657,8 +649,9 @@ func (r *ramp) lookWaits(ctx context.Context, c counts, now time.Time) error {
 
 // note keeps a sample, and forgets samples that no count needs any more.
 func (r *ramp) note(now time.Time, c counts) {
-	r.ready, r.consumers = c.ready, c.consumers
-	r.samples = append(r.samples, sample{now, r.done(), c.ready})
+	q := c[r.moves.plan.Queue]
+	r.ready, r.consumers = q.Messages, q.Consumers
+	r.samples = append(r.samples, sample{now, r.done(), r.ready})
 	old := 0
 	for old+1 < len(r.samples) && now.Sub(r.samples[old+1].at) >= r.Settle {
 		old++

@@ -3,7 +3,6 @@ package operate
 import (
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -101,10 +100,7 @@ func (h *Rehearsal) choose(
 func (h *Rehearsal) inspect(
 	ctx context.Context, conn *link.Conn, o *Operator, plan topology.Plan,
 ) error {
-	v := &verifier{
-		operator: o, plan: plan, audited: plan.Audited(),
-		known: map[string]audit.Facts{}, replicas: map[string][]string{},
-	}
+	v := newVerifier(o, plan)
 	if err := v.verify(ctx, conn); err != nil {
 		return err
 	}
@@ -156,10 +152,7 @@ func (h *Rehearsal) room(v *verifier, ready int) error {
 // publishes asks whether the user may publish to the default exchange. No queue has the name that
 // the message is for.
 func (h *Rehearsal) publishes(ctx context.Context, v *verifier) {
-	name := make([]byte, 16)
-	_, _ = rand.Read(name) // never fails
-	key := "millpond-rehearsal-" + hex.EncodeToString(name)
-	err := v.operator.publish(ctx, "", key, amqp.Publishing{})
+	err := v.operator.publish(ctx, "", "millpond-rehearsal-"+rand.Text(), amqp.Publishing{})
 	switch {
 	case errors.Is(err, topology.ErrUnroutable):
 	case audit.IsCode(err, amqp.AccessRefused):

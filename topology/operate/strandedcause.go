@@ -13,7 +13,6 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/audit"
-	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/management"
 	"github.com/millpond-go/millpond/internal/policies"
 )
@@ -66,14 +65,10 @@ func (o *Operator) withCauses(ctx context.Context, f func(*causes) error) error 
 		return err
 	}
 	defer end()
-	return f(newCauses(ctx, conn, o.manager(ctx)))
-}
-
-func newCauses(ctx context.Context, conn *link.Conn, m *policies.Manager) *causes {
-	return &causes{
-		ctx: ctx, run: conn.Do, manager: m,
+	return f(&causes{
+		ctx: ctx, run: conn.Do, manager: o.manager(ctx),
 		queues: map[string]known{}, exchanges: map[string]known{},
-	}
+	})
 }
 
 // remembered returns the answer of ask, which is called once for each name.

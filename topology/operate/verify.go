@@ -95,10 +95,7 @@ const (
 // the error is for a broker that cannot be asked at all, and for a plan that topology.ValidatePlan
 // refuses. The report has the counts of Inspect, too.
 func (o *Operator) Verify(ctx context.Context, plan topology.Plan) (Report, error) {
-	v := &verifier{
-		operator: o, plan: plan, audited: plan.Audited(), report: Report{Queue: plan.Queue},
-		known: map[string]audit.Facts{}, replicas: map[string][]string{},
-	}
+	v := newVerifier(o, plan)
 	err := topology.ValidatePlan(plan)
 	if err == nil {
 		err = o.call(ctx, v.verify)
@@ -125,6 +122,13 @@ type verifier struct {
 	replicas map[string][]string // the nodes of each queue
 
 	mainMissing bool // which explains the messages that wait queues hold
+}
+
+func newVerifier(o *Operator, plan topology.Plan) *verifier {
+	return &verifier{
+		operator: o, plan: plan, audited: plan.Audited(), report: Report{Queue: plan.Queue},
+		known: map[string]audit.Facts{}, replicas: map[string][]string{},
+	}
 }
 
 func (v *verifier) verify(ctx context.Context, conn *link.Conn) error {

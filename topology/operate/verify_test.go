@@ -133,23 +133,18 @@ func TestVerifyNamesTheFirstDifference(t *testing.T) {
 		"critical conflicting queue " + strategy.Prefix + ".wait.5s",
 		"warning conflicting queue " + queue + ".dlq",
 	}, rig.BlindFindings(t, o, plan))
-}
 
-func TestVerifyNamesAMissingDeadLetterTarget(t *testing.T) {
-	t.Parallel()
-	url, queue := testbroker.URL(t), testbroker.Queue(t)
-	policy := backoff.List{time.Second}
-	to := func(exchange string) topology.PerQueue {
-		return topology.PerQueue{Dead: topology.DeadLetters{Target: func(string) topology.Route {
+	// An exchange of the user for dead letters is missing.
+	for exchange, want := range map[string][]string{
+		queue + ".nowhere": {"critical missing exchange " + queue + ".nowhere"}, "amq.topic": {},
+	} {
+		to := topology.PerQueue{Dead: topology.DeadLetters{Target: func(string) topology.Route {
 			return topology.Route{Exchange: exchange, RoutingKey: "dead"}
 		}}}
+		other := testbroker.Queue(t)
+		plan := rig.Provision(t, url, to, other, policy)
+		require.Equal(t, want, rig.BlindFindings(t, o, plan))
 	}
-	o, plan := opened(t, url, queue, to(queue+".nowhere"), policy)
-	rig.Provision(t, url, to(queue+".nowhere"), queue, policy)
-	want := []string{"critical missing exchange " + queue + ".nowhere"}
-	require.Equal(t, want, rig.BlindFindings(t, o, plan))
-	plan = rig.PlanFor(t, queue, to("amq.topic"), policy)
-	require.Empty(t, rig.BlindFindings(t, o, plan))
 }
 
 // Verify looks for every binding: Levels has some between exchanges, and a way back through an
@@ -532,6 +527,9 @@ func TestQuestionsAboutMissingQueues(t *testing.T) {
 	require.ErrorContains(t, err, "use topology.PlanFor")
 	_, err = o.Verify(t.Context(), topology.Plan{})
 	require.ErrorContains(t, err, "use topology.PlanFor")
+	_, err = o.Replay(t.Context(), topology.Plan{Dead: topology.Route{Exchange: "theirs"}},
+		operate.MoveOptions{})
+	require.ErrorIs(t, err, operate.ErrNoQueue)
 	_, err = o.Peek(t.Context(), queue, 0)
 	require.ErrorContains(t, err, "at least 1")
 	_, err = o.Peek(t.Context(), queue, 1)
@@ -544,7 +542,5 @@ func TestQuestionsAboutMissingQueues(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 	require.NoError(t, o.Close())
 	_, err = o.Inspect(t.Context(), plan)
-	require.ErrorIs(t, err, topology.ErrClosed)
-	_, err = o.Purge(t.Context(), queue, queue)
 	require.ErrorIs(t, err, topology.ErrClosed)
 }

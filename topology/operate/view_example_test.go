@@ -88,11 +88,18 @@ func ExampleView() {
 		Unclear: []operate.Unclear{{Queue: "orders", Text: "the policies could not be seen"}},
 	}
 	m, ok := view.Main("orders")
-	fmt.Println(ok, m.Strategies(), m.Waits[0].Ready, m.Dead[0].Name, m.Dead[0].Evidence, m.Trouble)
+	var strategies []operate.Strategy = m.Strategies()
+	fmt.Println(ok, strategies, m.Waits[0].Ready, m.Dead[0].Name, m.Dead[0].Evidence, m.Trouble)
 	fmt.Println(view.Empty(), view.Orphans[0].Why, view.Unclear[0].String())
+	// All that a queue may be known by, and all strategies.
+	fmt.Println([]operate.Evidence{
+		operate.ByName, operate.ByLetter, operate.ByArgument, operate.ByPolicy,
+	}, operate.PerQueue, operate.PerAttempt, operate.Shared, operate.Levels, operate.InOrder,
+		operate.Unknown)
 	// Output:
 	// true [PerQueue] 3 (management) orders.dlq name [2 dead letters]
 	// false queue "mail" does not exist the policies could not be seen
+	// [name letter argument policy] PerQueue PerAttempt Shared Levels InOrder unknown
 }
 
 // The user says which queue keeps the dead letters of a queue.
@@ -103,18 +110,4 @@ func ExampleView_WithDead() {
 	fmt.Println(err)
 	// Output:
 	// vhost "shop" has no queue "letters" that could keep the dead letters of queue "orders"
-}
-
-// Words for tools.
-func ExampleStrategy() {
-	var strategy operate.Strategy = operate.PerQueue
-	var evidence operate.Evidence = operate.ByName
-	fmt.Println(strategy, evidence)
-	fmt.Println(operate.PerQueue, operate.PerAttempt, operate.Shared, operate.Levels,
-		operate.InOrder, operate.Unknown)
-	fmt.Println(operate.ByName, operate.ByLetter, operate.ByArgument, operate.ByPolicy)
-	// Output:
-	// PerQueue name
-	// PerQueue PerAttempt Shared Levels InOrder unknown
-	// name letter argument policy
 }

@@ -698,50 +698,27 @@ func (p *parts) deadQueue(d *derivation, name string, evidence Evidence) {
 // deadByBroker adds the queues that get the messages of a main queue that the broker itself
 // dead-letters.
 func (d *derivation) deadByBroker(name string) {
-	q := d.queues[name]
 	evidence := ByArgument
-	exchange, leads := q.arguments["x-dead-letter-exchange"].(string)
-	key, fixed := q.arguments["x-dead-letter-routing-key"].(string)
+	own, policy := d.queues[name].arguments, map[string]any{}
 	if set := d.manager.Policies(); set != nil {
-		applied := set.Of(name, string(q.kind))
-		policy := applied.Definition()
-		if to, set := policy["dead-letter-exchange"].(string); set && !leads {
-			exchange, leads, evidence = to, true, ByPolicy
-		}
-		if to, set := policy["dead-letter-routing-key"].(string); set && !fixed {
-			key, fixed = to, true
-		}
+		applied := set.Of(name, string(d.queues[name].kind))
+		policy = applied.Definition()
 	}
+	exchange, leads := own["x-dead-letter-exchange"].(string)
 	if !leads {
+		evidence = ByPolicy
+		exchange, leads = policy["dead-letter-exchange"].(string)
+	}
+	key, fixed := own["x-dead-letter-routing-key"].(string)
+	if !fixed {
+		key, fixed = policy["dead-letter-routing-key"].(string)
+	}
+	if !leads || exchange == "" && !fixed { // without a key they go back into the queue
 		return
 	}
-	const about = "messages of queue %q that the broker dead-letters go to %s"
-	var to []string
-	kind := d.exchanges[exchange].Kind
-	_, there := d.exchanges[exchange]
-	switch {
-	case exchange == "" && !fixed:
-		return // back into the queue
-	case exchange == "":
-		if _, there := d.queues[key]; !there {
-			d.tell(name, about+", which does not exist", name, fmt.Sprintf("queue %q", key))
-			return
-		}
-		to = []string{key}
-	case !there:
-		d.tell(name, about+", which does not exist", name, fmt.Sprintf("exchange %q", exchange))
-		return
-	case kind == "fanout" || kind == "direct" && fixed:
-		bindings, _ := d.manager.Bindings(exchange)
-		for _, b := range bindings {
-			if b.DestinationType == "queue" && (kind == "fanout" || b.RoutingKey == key) {
-				to = append(to, b.Destination)
-			}
-		}
-	default:
-		d.tell(name, about+", and their routing keys decide in which queue they are", name,
-			fmt.Sprintf("exchange %q", exchange))
-		return
+	to, missing := d.deadTargets(exchange, key, fixed)
+	if missing != "" {
+		d.tell(name, "messages of queue %q that the broker dead-letters go to %s", name, missing)
 	}
 	m := d.mains[name]
 	for _, queue := range to {
@@ -750,6 +727,32 @@ func (d *derivation) deadByBroker(name string) {
 			m.Dead = append(m.Dead, Dead{Queue: d.counts(queue), Evidence: evidence})
 		}
 	}
+}
+
+// deadTargets returns the queues that an exchange leads dead-lettered messages to, or a text about
+// why they are not known.
+func (d *derivation) deadTargets(exchange, key string, fixed bool) (to []string, missing string) {
+	if exchange == "" {
+		if _, there := d.queues[key]; !there {
+			return nil, fmt.Sprintf("queue %q, which does not exist", key)
+		}
+		return []string{key}, ""
+	}
+	found, there := d.exchanges[exchange]
+	switch {
+	case !there:
+		return nil, fmt.Sprintf("exchange %q, which does not exist", exchange)
+	case found.Kind != "fanout" && (found.Kind != "direct" || !fixed):
+		return nil, fmt.Sprintf("exchange %q, and their routing keys decide in which queue they are",
+			exchange)
+	}
+	bindings, _ := d.manager.Bindings(exchange)
+	for _, b := range bindings {
+		if b.DestinationType == "queue" && (found.Kind == "fanout" || b.RoutingKey == key) {
+			to = append(to, b.Destination)
+		}
+	}
+	return to, ""
 }
 
 // peek looks at the oldest message of each queue that keeps messages.
