@@ -16,29 +16,16 @@ import (
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
-// Every call that makes no sense is refused with all its problems, and declares nothing.
+// A call that makes no sense is refused with all its problems, and declares nothing.
 func TestBrakesRefuse(t *testing.T) {
 	t.Parallel()
-	url, ctx := testbroker.URL(t), t.Context()
-	o := rig.OpenOperator(t, url)
-	_, err := o.Brakes(ctx)
-	require.ErrorContains(t, err, "only the management API shows the names of brakes")
-	_, err = o.Brake(ctx, "a\nb")
+	o, ctx, name := rig.OpenOperator(t, testbroker.URL(t)), t.Context(), "refused "+rand.Text()
+	_, err := o.StopBrake(ctx, name, "a\xff", strings.Repeat("x", 1001), 999*time.Millisecond)
 	require.ErrorIs(t, err, operate.ErrInvalidOptions)
-	require.ErrorContains(t, err, "U+000A is not printable")
-	name := "refused " + rand.Text()
-	for _, limit := range []time.Duration{-time.Hour, 0, 999 * time.Millisecond, 25 * time.Hour} {
-		_, err = o.StopBrake(ctx, name, "anna", "", limit)
-		require.ErrorIs(t, err, operate.ErrInvalidOptions, limit)
-		require.ErrorContains(t, err, "it must be 1s to 24h0m0s", limit)
-	}
-	_, err = o.StopBrake(ctx, "", "a\xff", strings.Repeat("x", 1001), 0)
-	require.ErrorIs(t, err, operate.ErrInvalidOptions)
-	for _, problem := range []string{
-		"it is empty", "the limit is 0s", "the operator has 2 bytes", "the cause has 1001 bytes",
-	} {
-		require.ErrorContains(t, err, problem)
-	}
+	rig.RequireTexts(t, err, "it must be 1s to 24h0m0s", "the operator has 2 bytes",
+		"the cause has 1001 bytes")
+	_, err = o.StopBrake(ctx, "", "anna", "", -time.Hour)
+	rig.RequireTexts(t, err, "it is empty", "the limit is -1h0m0s")
 	require.ErrorIs(t, o.StartBrake(ctx, "", "anna"), operate.ErrInvalidOptions)
 	require.ErrorIs(t, o.StartBrake(ctx, name, "anna"), operate.ErrNoBrake)
 	_, err = o.Brake(ctx, name)
@@ -55,6 +42,14 @@ func TestBrakesOfAVhost(t *testing.T) {
 	none, err := o.Brakes(ctx)
 	require.NoError(t, err)
 	require.Empty(t, none)
+	defer func() { // the queues of a brake are none of a plan, and keep no letters
+		v, err := o.View(ctx, operate.ViewOptions{})
+		require.NoError(t, err)
+		require.True(t, v.Empty())
+		require.Empty(t, v.Unclaimed)
+		require.Empty(t, v.Unclear)
+		require.Equal(t, []string{"hung", "open", "shop/Zahlungen, täglich"}, v.Brakes)
+	}()
 
 	const slash = "shop/Zahlungen, täglich"
 	before := time.Now()

@@ -1,6 +1,8 @@
 package operate_test
 
 import (
+	"errors"
+	"fmt"
 	"runtime"
 	"slices"
 	"strings"
@@ -11,7 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/internal/testing/rig"
-	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
@@ -25,119 +26,115 @@ func ids(letters []operate.Letter) []string {
 	return found
 }
 
-func TestEveryFilter(t *testing.T) {
+// Letters have all fields that are known, each condition of a filter chooses some, and they have
+// groups. One that the broker has dead-lettered, and one that was only published to the queue, have
+// fewer fields.
+func TestDeadLettersAreReadChosenAndGrouped(t *testing.T) {
 	forTypes(t, func(t *testing.T, b *box) {
+		const cause = "order %d of 7f3e2a10-1111-4222-8333-%012d: no such customer"
 		b.die(7, func(i int, n *header.RetryState, m *amqp.Publishing) {
 			switch i {
+			case 0:
+				m.Headers[header.Replays] = "2"
 			case 1:
-				n.Reason, n.Error = header.ReasonPermanent, "no such customer 17"
-			case 2:
-				n.Handler = "bill"
+				n.Reason, n.Error = header.ReasonPermanent, fmt.Sprintf(cause, 17, 1)
 			case 3:
 				m.MessageId, m.Headers["_watermill_message_uuid"] = "", "uuid-3"
 			case 4:
 				m.MessageId = ""
+			case 5:
+				n.Handler, n.Error = "bill", fmt.Sprintf(cause, 85, 5)
 			case 6:
 				n.Error, n.History, m.Body = "bytes", nil, []byte{0xff, 'a', 0xfe}
 			}
 		})
-		group, _ := operate.Fingerprint(operate.Letter{Error: "no such customer 4"})
-		tenant := func(value string) operate.Filter {
-			return operate.Filter{Headers: map[string]string{"tenant": value}}
-		}
-		for name, c := range map[string]struct {
-			filter operate.Filter
-			want   []string
-		}{
-			"none": {
-				operate.Filter{},
-				[]string{
-					"order-0", "order-1", "order-2", "uuid-3", "sha256:f3e0792e105e", "order-5", "order-6",
-				},
-			},
-			"id": {
-				operate.Filter{IDs: []string{"order-5", "uuid-3", "order-9"}}, []string{"uuid-3", "order-5"},
-			},
-			"reason": {operate.Filter{Reason: header.ReasonPermanent}, []string{"order-1"}},
-			"error":  {operate.Filter{Error: "such customer"}, []string{"order-1"}},
-			"error, pattern": {
-				operate.Filter{Error: `/customer \d+$/`}, []string{"order-1"},
-			},
-			"handler":        {operate.Filter{Handler: "bill"}, []string{"order-2"}},
-			"since":          {operate.Filter{Since: died(6)}, []string{"order-6"}},
-			"until":          {operate.Filter{Until: died(1)}, []string{"order-0"}},
-			"group":          {operate.Filter{Group: group}, []string{"order-1"}},
-			"no group":       {operate.Filter{Group: "0"}, nil},
-			"header, number": {tenant("2"), []string{"order-2", "order-5"}},
-			"header, pattern": {
-				tenant("/^[12]$/"), []string{"order-1", "order-2", "sha256:f3e0792e105e", "order-5"},
-			},
-			"header, missing":       {operate.Filter{Headers: map[string]string{"nothing": ""}}, nil},
-			"header, pattern, none": {operate.Filter{Headers: map[string]string{"nothing": "/(?:)/"}}, nil},
-			"payload":               {operate.Filter{Payload: `"n":5`}, []string{"order-5"}},
-			"payload, bytes":        {operate.Filter{Payload: "\xffa"}, []string{"order-6"}},
-			"payload, pattern": {
-				operate.Filter{Payload: `/"n":[15]}$/`}, []string{"order-1", "order-5"},
-			},
-			"payload, byte pattern": {operate.Filter{Payload: `/^\xff.\xfe$/`}, []string{"order-6"}},
-			"match": {
-				operate.Filter{Match: func(l operate.Letter) bool { return l.Position == 1 }},
-				[]string{"order-0"},
-			},
-			"several": {
-				operate.Filter{Handler: "ship", Headers: map[string]string{"tenant": "2"}}, []string{"order-5"},
-			},
-		} {
-			require.Equal(t, c.want, ids(b.letters(c.filter)), name)
-			dry := b.replay(operate.MoveOptions{Filter: c.filter, DryRun: true})
-			require.Equal(t, len(c.want), dry.Chosen, name)
-		}
-		require.Len(t, b.bodies(b.dead, 7), 7)
-	})
-}
-
-// A letter has all fields that are known. A message that the broker has dead-lettered, or that was
-// only published to the queue, has fewer.
-func TestLetterSaysWhatIsKnown(t *testing.T) {
-	forTypes(t, func(t *testing.T, b *box) {
-		b.die(1,
-			func(_ int, _ *header.RetryState, m *amqp.Publishing) { m.Headers[header.Replays] = "2" })
-		name := testbroker.Queue(t)
-		rig.DeclareQueue(t, b.url, name, amqp.Table{
+		name := b.other(amqp.Table{
 			"x-queue-type": "classic", "x-message-ttl": int32(1),
 			"x-dead-letter-exchange": "", "x-dead-letter-routing-key": b.dead,
 		})
-		b.publish(name, amqp.Publishing{Body: []byte("expired")})
-		b.depth(b.dead, 2)
+		b.publish(name, amqp.Publishing{MessageId: "expired"})
+		b.depth(b.dead, 8)
 		poisoned := amqp.Table{"reason_poisoned": "boom", "handler_poisoned": "old"}
-		b.publish(b.dead, amqp.Publishing{Body: []byte("bare"), Headers: poisoned})
+		b.publish(b.dead, amqp.Publishing{MessageId: "bare", Headers: poisoned})
 
 		found := b.letters(operate.Filter{})
-		require.Len(t, found, 3)
+		require.Len(t, found, 9)
 		l := found[0]
-		require.Equal(t, "order-0", l.ID)
-		require.Equal(t, 1, l.Position)
-		require.Equal(t, b.queue, l.Queue)
-		require.Equal(t, died(0), l.DeadAt)
-		require.Equal(t, 3, l.Attempts)
-		require.Equal(t, header.ReasonExhausted, l.Reason)
-		require.Equal(t, "connection refused", l.Error)
-		require.Equal(t, header.ClassRetryable, l.Class)
-		require.Equal(t, "ship", l.Handler)
-		require.Equal(t, 2, l.Replays)
-		require.Equal(t, "shop order.placed", l.OriginExchange+" "+l.OriginRoutingKey)
-		require.Len(t, l.History, 1)
-		require.Equal(t, int32(0), l.Delivery.Headers["tenant"])
 		require.Error(t, l.Delivery.Ack(false), "a letter cannot be settled")
+		require.Equal(t, int32(0), l.Delivery.Headers["tenant"])
+		require.Len(t, l.History, 1)
+		l.Delivery, l.History = amqp.Delivery{}, nil
+		require.Equal(t, operate.Letter{
+			ID: "order-0", Position: 1, Queue: b.queue, DeadAt: died(0), Attempts: 3,
+			Reason: header.ReasonExhausted, Error: "connection refused", Class: header.ClassRetryable,
+			Handler: "ship", Replays: 2, OriginExchange: "shop", OriginRoutingKey: "order.placed",
+		}, l)
+		require.Equal(t, []any{header.Reason("expired"), name}, []any{found[7].Reason, found[7].Queue})
+		require.WithinDuration(t, time.Now(), found[7].DeadAt, rig.Patience)
+		require.Equal(t, []string{"boom", "old"}, []string{found[8].Error, found[8].Handler})
+		require.True(t, found[8].DeadAt.IsZero())
 
-		require.Equal(t, header.Reason("expired"), found[1].Reason)
-		require.Equal(t, name, found[1].Queue)
-		require.WithinDuration(t, time.Now(), found[1].DeadAt, rig.Patience)
-		require.Equal(t, "boom", found[2].Error)
-		require.Equal(t, "old", found[2].Handler)
-		require.True(t, found[2].DeadAt.IsZero())
+		groups, err := operate.GroupByError(b.Dead(t.Context(), b.plan, operate.Filter{}, 0))
+		require.NoError(t, err)
+		require.Len(t, groups, 5)
+		require.Equal(t, "connection refused", groups[0].Error)
+		require.Equal(t, operate.Group{
+			ID: groups[1].ID, Error: "order # of <id>: no such customer", Count: 2,
+			First: died(1), Last: died(5), Queues: map[string]int{b.queue: 2},
+			Handlers: map[string]int{"ship": 1, "bill": 1},
+			Reasons:  map[string]int{"permanent": 1, "exhausted": 1},
+			Sample:   operate.Sample{ID: "order-1", Position: 2, Error: fmt.Sprintf(cause, 17, 1)},
+		}, groups[1])
+		require.Equal(t, "(no error: expired)", groups[2].Error)
+		_, err = operate.GroupByError(func(yield func(operate.Letter, error) bool) {
+			yield(operate.Letter{}, errNoLetters)
+		})
+		require.ErrorIs(t, err, errNoLetters)
+
+		const hash = "sha256:f3e0792e105e"
+		headers := func(name, value string) map[string]string { return map[string]string{name: value} }
+		for want, filters := range map[string][]operate.Filter{
+			"order-0 order-1 order-2 uuid-3 " + hash + " order-5 order-6 expired bare": {{}},
+
+			"uuid-3 order-5": {{IDs: []string{"order-5", "uuid-3", "order-9"}}},
+			"order-1":        {{Reason: header.ReasonPermanent}},
+			"order-1 order-5": {
+				{Error: "such customer"},
+				{Error: `/customer$/`},
+				{Group: groups[1].ID},
+				{Payload: `/"n":[15]}$/`},
+			},
+			"order-5":         {{Handler: "bill"}, {Payload: `"n":5`}},
+			"order-6 expired": {{Since: died(6)}},
+			"order-0": {
+				{Until: died(1)},
+				{Match: func(l operate.Letter) bool { return l.Position == 1 }},
+			},
+			"order-2 order-5": {{Headers: headers("tenant", "2")}},
+			"order-1 order-2 " + hash + " order-5": {
+				{Headers: headers("tenant", "/^[12]$/")},
+			},
+			"order-6": {{Payload: "\xffa"}, {Payload: `/^\xff.\xfe$/`}},
+			"order-2": {{Handler: "ship", Headers: headers("tenant", "2")}},
+			"": {
+				{Group: "0"},
+				{Headers: headers("nothing", "")},
+				{Headers: headers("nothing", "/(?:)/")},
+			},
+		} {
+			for _, filter := range filters {
+				require.Equal(t, want, strings.Join(ids(b.letters(filter)), " "), filter)
+				dry := b.replay(operate.MoveOptions{Filter: filter, DryRun: true})
+				require.Equal(t, len(strings.Fields(want)), dry.Chosen+dry.Foreign, filter)
+			}
+		}
+		one := operate.MoveOptions{Filter: operate.Filter{Group: groups[1].ID}}
+		require.Equal(t, 2, b.replay(one).Done)
+		require.Len(t, b.letters(operate.Filter{}), 7)
 	})
 }
+
+var errNoLetters = errors.New("no letters")
 
 // A loop that ends early gives all back, also by a panic in its body.
 func TestLoopThatEndsEarlyGivesAllBack(t *testing.T) {
@@ -186,23 +183,6 @@ func heap() uint64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc
-}
-
-// Messages on an adopted queue whose limit would be used up are left alone.
-func TestAQueueThatDeletesWhatIsLookedAtIsRefused(t *testing.T) {
-	t.Parallel()
-	b := newBox(t, topology.Quorum)
-	adopted := testbroker.Queue(t)
-	rig.DeclareQueue(t, b.url, adopted,
-		amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int32(5)})
-	b.plan.Dead.RoutingKey = adopted
-	b.publish(adopted, amqp.Publishing{Body: []byte("x")})
-	for range 10 {
-		require.ErrorIs(t, b.listError(), operate.ErrUnsafePeek)
-	}
-	require.Len(t, b.bodies(adopted, 1), 1)
-	b.plan.Dead = topology.Route{Exchange: "theirs"}
-	require.ErrorIs(t, b.listError(), operate.ErrNoQueue)
 }
 
 // A message that fills its frame ends the connection that reads it from a

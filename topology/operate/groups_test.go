@@ -1,8 +1,6 @@
 package operate_test
 
 import (
-	"errors"
-	"fmt"
 	"maps"
 	"runtime"
 	"slices"
@@ -11,12 +9,10 @@ import (
 	"time"
 	"unicode/utf8"
 
-	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/middleware/header"
-	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -107,51 +103,6 @@ func FuzzFingerprint(f *testing.F) {
 	})
 }
 
-// Groups say when, how many by queue, handler and reason, and an example.
-func TestGroupsByCause(t *testing.T) {
-	forTypes(t, func(t *testing.T, b *box) {
-		b.die(7, func(i int, n *header.RetryState, _ *amqp.Publishing) {
-			if i < 4 {
-				const text = "order %d of 7f3e2a10-1111-4222-8333-%012d: no such customer"
-				n.Reason, n.Error = header.ReasonPermanent, fmt.Sprintf(text, i*17, i)
-			}
-			if i == 3 {
-				n.Reason, n.Handler = header.ReasonExhausted, "bill"
-			}
-			if i == 6 {
-				n.Error, n.History = "", nil
-			}
-		})
-		groups, err := operate.GroupByError(b.Dead(t.Context(), b.plan, operate.Filter{}, 0))
-		require.NoError(t, err)
-		require.Len(t, groups, 3)
-		require.Equal(t, operate.Group{
-			ID: groups[0].ID, Error: "order # of <id>: no such customer", Count: 4,
-			First: died(0), Last: died(3), Queues: map[string]int{b.queue: 4},
-			Handlers: map[string]int{"ship": 3, "bill": 1},
-			Reasons:  map[string]int{"permanent": 3, "exhausted": 1},
-			Sample: operate.Sample{
-				ID: "order-0", Position: 1,
-				Error: "order 0 of 7f3e2a10-1111-4222-8333-000000000000: no such customer",
-			},
-		}, groups[0])
-		require.Equal(t, "connection refused", groups[1].Error)
-		require.Equal(t, "(no error: exhausted)", groups[2].Error)
-
-		done := b.replay(operate.MoveOptions{Filter: operate.Filter{Group: "0"}})
-		require.Zero(t, done.Done, "a filter that matches nothing changes nothing")
-		done = b.replay(operate.MoveOptions{Filter: operate.Filter{Group: groups[0].ID}})
-		require.Equal(t, 4, done.Done)
-		require.Len(t, b.letters(operate.Filter{}), 3)
-	})
-	_, err := operate.GroupByError(func(yield func(operate.Letter, error) bool) {
-		yield(operate.Letter{}, errNoLetters)
-	})
-	require.ErrorIs(t, err, errNoLetters)
-}
-
-var errNoLetters = errors.New("no letters")
-
 // Letters of hostile services, each with its own long cause, queue, handler and reason, do not fill
 // the memory, and every letter is counted. Not parallel, because the heap belongs to all tests.
 func TestGroupsTakeBoundedMemory(t *testing.T) {
@@ -199,52 +150,4 @@ func TestGroupsTakeBoundedMemory(t *testing.T) {
 	require.Empty(t, groups[at].ID)
 	require.Less(t, after-before, uint64(48<<20))
 	runtime.KeepAlive(groups)
-}
-
-// BenchmarkGroups groups 100 000 letters of a real queue, and says how long that took and the most
-// heap above the heap before.
-func BenchmarkGroups(bench *testing.B) {
-	const dead, batch = 100_000, 10_000
-	b := newBox(bench, topology.Quorum)
-	pad := []byte(strings.Repeat("p", 512))
-	for from := 0; from < dead; from += batch {
-		b.die(batch, func(i int, n *header.RetryState, m *amqp.Publishing) {
-			i += from
-			m.MessageId, m.Body = fmt.Sprint("order-", i), pad
-			n.Error = fmt.Sprintf("order %d of customer %08x in shop %c%c: dial tcp 10.0.%d.%d:443: "+
-				"connect: connection refused", i, i*2654435761, 'a'+i%26, 'a'+i/26%20, i%256, i/256%256)
-			n.History[0].Error = n.Error
-		})
-	}
-	b.depth(b.dead, dead)
-	bench.ResetTimer()
-	for range bench.N {
-		base, most := heap(), uint64(0)
-		ended, sampled := make(chan struct{}), make(chan struct{})
-		go func() {
-			defer close(sampled)
-			for {
-				select {
-				case <-ended:
-					return
-				case <-time.After(5 * time.Millisecond):
-					var m runtime.MemStats
-					runtime.ReadMemStats(&m)
-					most = max(most, m.HeapAlloc)
-				}
-			}
-		}()
-		groups, err := operate.GroupByError(b.Dead(bench.Context(), b.plan, operate.Filter{}, 0))
-		close(ended)
-		<-sampled
-		require.NoError(bench, err)
-		require.Equal(bench, 520, len(groups))
-		total := 0
-		for _, g := range groups {
-			total += g.Count
-		}
-		require.Equal(bench, dead, total)
-		bench.ReportMetric(float64(most-base)/(1<<20), "MiB-peak")
-	}
-	bench.ReportMetric(dead*float64(bench.N)/bench.Elapsed().Seconds(), "letters/s")
 }

@@ -32,7 +32,7 @@ func TestNativeUnderAPolicy(t *testing.T) {
 	strategy, _ := rig.Native(t, node.URL(), 300*time.Millisecond, 300*time.Millisecond)
 	const queue = "orders"
 	set := func(least int) {
-		testbroker.SetPolicy(t, api, "policies", "/", "retry", "^orders$", map[string]any{
+		underPolicy(t, api, queue, map[string]any{
 			"delayed-retry-type": "failed", "delayed-retry-min": least, "delayed-retry-max": 300,
 			"delivery-limit": 1 << 30,
 		})
@@ -40,12 +40,9 @@ func TestNativeUnderAPolicy(t *testing.T) {
 	policy := backoff.Constant{Interval: 300 * time.Millisecond, Retries: 2}
 	set(300)
 	var calls rig.Timeline
-	r := rig.Start(t, rig.Config{
-		URL: node.URL(), Queue: queue, Keep: true, Strategy: strategy, Policy: policy,
-		Configure:     rig.WithQueue(deadLettersOf(queue)),
-		ClientOptions: []topology.Option{topology.WithManagement(management.At(api))},
-		Handle:        calls.Fail,
-	})
+	r := native(t, rig.Config{
+		URL: node.URL(), Queue: queue, Strategy: strategy, Policy: policy, Handle: calls.Fail,
+	}, api, deadLettersOf(queue))
 	r.Publish(rig.Named("fails"))
 	rig.RequireDead(t, r.DeadLetter(), "exhausted", "3")
 	plan, err := topology.PlanFor(strategy, queue, policy)
@@ -68,7 +65,7 @@ func TestNativeUnderAPolicy(t *testing.T) {
 	testbroker.WaitFor(t, "the shorter delay to be found", rig.Patience, func() bool {
 		return strings.Contains(strings.Join(verify(), "\n"), "it holds them for 100ms to 300ms")
 	})
-	testbroker.Remove(t, api, "policies", "/", "retry")
+	testbroker.Remove(t, api, "policies", "/", queue)
 	testbroker.WaitFor(t, "the missing policy to be found", rig.Patience, func() bool {
 		return strings.Contains(strings.Join(verify(), "\n"), "it holds none")
 	})
@@ -76,6 +73,20 @@ func TestNativeUnderAPolicy(t *testing.T) {
 	cfg.Queue.Arguments = deadLettersOf(queue)
 	client := rig.OpenClient(t, node.URL(), strategy, topology.WithManagement(management.At(api)))
 	require.ErrorContains(t, rig.SubscribeError(t, client, cfg, queue, policy), "it holds none")
+}
+
+// underPolicy sets the policy of a queue, whose own arguments name its dead-letter queue alone.
+func underPolicy(t *testing.T, api, queue string, definition map[string]any) {
+	t.Helper()
+	testbroker.SetPolicy(t, api, "policies", "/", queue, "^"+queue+"$", definition)
+}
+
+// native starts a service on a queue under a policy.
+func native(t *testing.T, c rig.Config, api string, args amqp.Table) *rig.Service {
+	t.Helper()
+	c.Keep, c.Configure = true, rig.WithQueue(args)
+	c.ClientOptions = []topology.Option{topology.WithManagement(management.At(api))}
+	return rig.Start(t, c)
 }
 
 // deadLettersOf are the arguments of a quorum queue whose drops go to its dead-letter queue.
@@ -98,24 +109,22 @@ func TestNativeNoticesThatItsPolicyIsGone(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			queue := testbroker.Queue(t)
-			testbroker.SetPolicy(t, api, "policies", "/", queue, "^"+queue+"$", map[string]any{
+			underPolicy(t, api, queue, map[string]any{
 				"delayed-retry-type": "failed", "delayed-retry-min": 1000, "delayed-retry-max": 1000,
 			})
 			var calls rig.Timeline
 			var running []*rig.Service
 			for range services {
-				running = append(running, rig.Start(t, rig.Config{
-					URL: node.URL(), Queue: queue, Keep: true, Strategy: strategy,
-					Policy:        backoff.Constant{Interval: time.Second, Retries: 7},
-					Configure:     rig.WithQueue(deadLettersOf(queue)),
-					ClientOptions: []topology.Option{topology.WithManagement(management.At(api))},
+				running = append(running, native(t, rig.Config{
+					URL: node.URL(), Queue: queue, Strategy: strategy,
+					Policy: backoff.Constant{Interval: time.Second, Retries: 7},
 					Handle: func(*message.Message) error {
 						if calls.Add() == 2 {
 							testbroker.Remove(t, api, "policies", "/", queue)
 						}
 						return rig.ErrFailed
 					},
-				}))
+				}, api, deadLettersOf(queue)))
 			}
 			running[0].Publish(rig.Named("fails"))
 			rig.RequireDead(t, running[0].DeadLetter(), "exhausted", "8")
@@ -144,7 +153,7 @@ func TestNativeConsumesWhileItsPolicyCannotBeSeen(t *testing.T) {
 	node, api := testbroker.Managed(t, "")
 	strategy, _ := rig.Native(t, node.URL(), 300*time.Millisecond, 300*time.Millisecond)
 	const queue = "orders"
-	testbroker.SetPolicy(t, api, "policies", "/", "retry", "^orders$", map[string]any{
+	underPolicy(t, api, queue, map[string]any{
 		"delayed-retry-type": "failed", "delayed-retry-min": 300, "delayed-retry-max": 300,
 	})
 	broker, seen := testbroker.NewProxy(t, node.URL()), testbroker.NewProxy(t, api)
@@ -209,26 +218,21 @@ func TestNativeUnderAnotherDeliveryLimit(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			queue := testbroker.Queue(t)
-			limit := func(n int) {
-				testbroker.SetPolicy(t, api, "policies", "/", queue, "^"+queue+"$",
-					map[string]any{"delivery-limit": n})
-			}
+			limit := func(n int) { underPolicy(t, api, queue, map[string]any{"delivery-limit": n}) }
 			limit(c.before)
 			var calls rig.Timeline
 			own := maps.Clone(args)
 			maps.Copy(own, deadLettersOf(queue))
-			r := rig.Start(t, rig.Config{
-				URL: node.URL(), Queue: queue, Keep: true, Strategy: strategy,
-				Policy:        backoff.Constant{Interval: 100 * time.Millisecond, Retries: 60},
-				Configure:     rig.WithQueue(own),
-				ClientOptions: []topology.Option{topology.WithManagement(management.At(api))},
+			r := native(t, rig.Config{
+				URL: node.URL(), Queue: queue, Strategy: strategy,
+				Policy: backoff.Constant{Interval: 100 * time.Millisecond, Retries: 60},
 				Handle: func(*message.Message) error {
 					if calls.Add() == 8 {
 						limit(c.after)
 					}
 					return rig.ErrFailed
 				},
-			})
+			}, api, own)
 			r.Publish(rig.Named("fails"))
 			dead := r.DeadLetter()
 			require.Equal(t, "fails", string(dead.Body))

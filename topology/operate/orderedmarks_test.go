@@ -42,29 +42,30 @@ func killedAtTheMark(t *testing.T) (k *keyed, mark string) {
 }
 
 // Given a process that was killed between the mark and the ack, when the message is handled by the
-// next one, then its key goes on.
-func TestAMessageIsHandledAfterItsMark(t *testing.T) {
+// next one, then its key goes on. When it is dead again, then one letter blocks the key, and its
+// place is kept.
+func TestAMessageComesAgainAfterItsMark(t *testing.T) {
 	t.Parallel()
-	k, _ := killedAtTheMark(t)
-	k.mended.Store(true)
-	k.serve(true)
-	k.ends("bad 1", "2")
-}
-
-// The same, when the message is dead again, then one letter blocks the key, and its place is kept.
-func TestAMessageIsDeadAgainAfterItsMark(t *testing.T) {
-	t.Parallel()
-	k, mark := killedAtTheMark(t)
-	k.serve(true)
-	require.Equal(t, mark, k.blocked("a", 1).Mark)
-	k.refuses()
-	k.mended.Store(true)
-	k.replays("a", 1)
-	k.ends("bad 1", "2")
+	for _, handled := range []bool{true, false} {
+		t.Run(fmt.Sprintf("handled: %t", handled), func(t *testing.T) {
+			t.Parallel()
+			k, mark := killedAtTheMark(t)
+			k.mended.Store(handled)
+			k.serve(true)
+			if !handled {
+				require.Equal(t, mark, k.blocked("a", 1).Mark)
+				k.refuses()
+				k.mended.Store(true)
+				k.replays("a", 1)
+			}
+			k.ends("bad 1", "2")
+		})
+	}
 }
 
 // Given a process that was killed between the letter and the ack, then two letters have the mark of
-// the message. Both are replayed in their place, one directly after the other.
+// the message. Both are replayed in their place, one directly after the other. The dead letter of a
+// message without a key leaves no mark, because no person could release it.
 func TestTwoLettersOfOneMark(t *testing.T) {
 	t.Parallel()
 	k := newKeyed(t)
@@ -86,17 +87,11 @@ func TestTwoLettersOfOneMark(t *testing.T) {
 	k.mended.Store(true)
 	k.replays("a", 2)
 	k.ends("bad 1", "bad 1", "2")
-}
 
-// Given a message without a key, then its dead letter leaves no mark, because no person could
-// release it.
-func TestADeadLetterWithoutAKeyLeavesNoMark(t *testing.T) {
-	t.Parallel()
-	k := newKeyed(t)
-	k.serve(true)
-	k.send("", "bad 1", "2")
+	k.mended.Store(false)
+	k.send("", "bad 3", "4")
 	k.depth(".dlq")
-	k.ends("2")
+	k.ends("bad 1", "bad 1", "2", "4")
 }
 
 // manyBlocked blocks n keys, as their dead letters would.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -55,16 +56,6 @@ func newKeyed(t testing.TB) *keyed {
 	require.NoError(t, err)
 	testbroker.Delete(t, k.queue+".line", k.queue+".dlq", k.queue+".dlq.originals")
 	require.NoError(t, k.Declare(t.Context(), k.plan))
-	return k
-}
-
-// newBlocked is a service whose key a is blocked by bad 1, with 2 behind it.
-func newBlocked(t *testing.T) *keyed {
-	t.Helper()
-	k := newKeyed(t)
-	k.serve(true)
-	k.send("a", "bad 1", "2")
-	k.blocked("a", 1)
 	return k
 }
 
@@ -168,7 +159,8 @@ func (k *keyed) ends(bodies ...string) {
 }
 
 // Given a dead letter that blocks its key, when a person asks, then the process that leads tells
-// it. When the letter is replayed, then it is handled before the messages that came after it.
+// it. Only ReplayKey replays it. While it fails again it blocks again, and no message overtakes it.
+// At last it is handled before the messages that came after it.
 func TestALetterThatBlocksItsKeyIsReplayedInItsPlace(t *testing.T) {
 	t.Parallel()
 	k := newKeyed(t)
@@ -185,12 +177,19 @@ func TestALetterThatBlocksItsKeyIsReplayedInItsPlace(t *testing.T) {
 	require.Equal(t, 10000, s.MaxMessages)
 	require.Equal(t, 3, s.Messages)
 	require.Equal(t, []operate.OrderKey{found}, s.BlockedKeys())
-	require.Equal(t, []string{"placed"}, k.handled())
-
+	k.refuses()
 	p, err := k.ReplayKey(t.Context(), k.plan, "order 17", operate.MoveOptions{DryRun: true})
 	require.NoError(t, err)
 	require.Equal(t, operate.Progress{Total: 1, Seen: 1, Chosen: 1}, p)
-	k.blocked("order 17", 2)
+	require.Equal(t, found.Mark, k.blocked("order 17", 2).Mark)
+
+	k.replays("order 17", 1)
+	k.state("another mark", func(s operate.OrderState) bool {
+		again, _ := s.Find("order 17")
+		return again.Mark != "" && again.Mark != found.Mark && again.Waiting == 2
+	})
+	require.Equal(t, []string{"placed"}, k.handled())
+	k.depth(".dlq")
 	k.mended.Store(true)
 	p, err = k.ReplayKey(t.Context(), k.plan, "order 17", operate.MoveOptions{})
 	require.NoError(t, err)
@@ -200,71 +199,36 @@ func TestALetterThatBlocksItsKeyIsReplayedInItsPlace(t *testing.T) {
 }
 
 // Given a process with Block, when a person releases a key, then it goes on without its letter. A
-// second release, and one with an old ID, do nothing. The letter is replayed behind the others.
+// second release, and one with an old ID, do nothing. When the key is replayed, then the letter
+// that blocks comes in its place, and the letters whose key went on come behind all.
 func TestAReleaseHoldsForOneLetter(t *testing.T) {
 	t.Parallel()
 	k := newKeyed(t)
 	service := k.serve(true)
-	k.send("a", "bad 1", "2", "bad 3", "4")
-	first := k.blocked("a", 3).Mark
-	require.ErrorIs(t, k.ReleaseKey(t.Context(), k.plan, "b", first), operate.ErrNotBlocked)
-	require.NoError(t, k.ReleaseKey(t.Context(), k.plan, "a", first))
-	second := k.state("the second letter", func(s operate.OrderState) bool {
-		found, _ := s.Find("a")
-		return found.Mark != "" && found.Mark != first && found.Waiting == 1
-	}).Keys[0].Mark
-	require.ErrorIs(t, k.ReleaseKey(t.Context(), k.plan, "a", first), operate.ErrNotBlocked)
-	k.blocked("a", 1)
+	k.send("a", "bad 1", "2", "bad 3", "4", "bad 5", "6")
+	mark := k.blocked("a", 5).Mark
+	require.ErrorIs(t, k.ReleaseKey(t.Context(), k.plan, "b", mark), operate.ErrNotBlocked)
+	for _, waiting := range []int{3, 1} {
+		require.NoError(t, k.ReleaseKey(t.Context(), k.plan, "a", mark))
+		before := mark
+		mark = k.state("the next letter", func(s operate.OrderState) bool {
+			found, _ := s.Find("a")
+			return found.Mark != "" && found.Mark != before && found.Waiting == waiting
+		}).Keys[0].Mark
+		require.ErrorIs(t, k.ReleaseKey(t.Context(), k.plan, "a", before), operate.ErrNotBlocked)
+		k.blocked("a", waiting)
+	}
+	rig.AwaitDepth(t, k.url, k.queue+".dlq", 3)
 	k.mended.Store(true)
-	require.NoError(t, k.ReleaseKey(t.Context(), k.plan, "a", second))
-	require.ErrorIs(t, k.ReleaseKey(t.Context(), k.plan, "a", second), operate.ErrNotBlocked)
-	k.ends("2", "4")
-	k.replays("a", 2)
-	k.ends("2", "4", "bad 1", "bad 3")
+	k.replays("a", 3)
+	k.ends("2", "4", "bad 5", "6", "bad 1", "bad 3")
+	require.ErrorIs(t, k.ReleaseKey(t.Context(), k.plan, "a", mark), operate.ErrNotBlocked)
 	service.RequireNothingLeft(0)
 }
 
-// Given a letter that blocks its key and an older one, when the key is replayed, then the letter
-// that blocks comes in its place, and the older one, whose key went on, behind all.
-func TestALetterWhoseKeyWentOnComesBehindTheOthers(t *testing.T) {
-	t.Parallel()
-	k := newKeyed(t)
-	k.serve(true)
-	k.send("a", "bad 1", "bad 2", "3")
-	require.NoError(t, k.ReleaseKey(t.Context(), k.plan, "a", k.blocked("a", 2).Mark))
-	k.state("the second letter", func(s operate.OrderState) bool {
-		found, _ := s.Find("a")
-		return found.Mark != "" && found.MessageID == "id of bad 2"
-	})
-	rig.AwaitDepth(t, k.url, k.queue+".dlq", 2)
-	k.mended.Store(true)
-	k.replays("a", 2)
-	k.ends("bad 2", "3", "bad 1")
-}
-
-// Given a letter that fails again, when it is replayed, then it is dead again and blocks again, and
-// no message overtakes it.
-func TestALetterThatFailsAgainBlocksAgain(t *testing.T) {
-	t.Parallel()
-	k := newKeyed(t)
-	k.serve(true)
-	k.send("a", "bad 1", "2")
-	before := k.blocked("a", 1).Mark
-	k.replays("a", 1)
-	k.state("another mark", func(s operate.OrderState) bool {
-		found, _ := s.Find("a")
-		return found.Mark != "" && found.Mark != before && found.Waiting == 1
-	})
-	require.Empty(t, k.handled())
-	k.depth(".dlq")
-	k.mended.Store(true)
-	_, err := k.ReplayKey(t.Context(), k.plan, "a", operate.MoveOptions{})
-	require.NoError(t, err)
-	k.ends("bad 1", "2")
-}
-
 // Given no process, when a person asks, then the tool reads the line and changes nothing. The
-// decisions of the person count when a process starts.
+// decisions of the person count when a process starts. It takes the lead though looks follow each
+// other without a pause, and no message changes its place.
 func TestTheLineIsReadWithoutAService(t *testing.T) {
 	t.Parallel()
 	k := newKeyed(t)
@@ -287,8 +251,7 @@ func TestTheLineIsReadWithoutAService(t *testing.T) {
 		got.Blocked = want.Blocked
 		require.Equal(t, want, got)
 	}
-	_, err := k.ReplayKey(t.Context(), k.plan, "a", operate.MoveOptions{})
-	require.NoError(t, err)
+	k.replays("a", 1)
 	bMark := k.blocked("b", 2).Mark
 	require.NoError(t, k.ReleaseKey(t.Context(), k.plan, "b", bMark))
 	require.ErrorIs(t, k.ReleaseKey(t.Context(), k.plan, "b", bMark), operate.ErrNotBlocked)
@@ -296,29 +259,7 @@ func TestTheLineIsReadWithoutAService(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, s.BlockedKeys())
 	require.Empty(t, k.handled())
-	k.mended.Store(true)
-	service = k.serve(true)
-	rig.WaitFor(t, "all messages to be handled", func() bool { return len(k.handled()) == 5 })
-	var of []string
-	for _, body := range k.handled() {
-		if !strings.HasSuffix(body, "of b") {
-			of = append(of, body)
-		}
-	}
-	require.Equal(t, []string{"bad 1", "2", "3"}, of)
-	k.state("an empty line", func(s operate.OrderState) bool { return s.Messages == 0 })
-	service.RequireNothingLeft(1)
-}
 
-// Given looks that follow each other without a pause, when a process starts, then it takes the lead
-// all the same, and no message changes its place.
-func TestLooksAtALineLetAServiceStart(t *testing.T) {
-	t.Parallel()
-	k := newKeyed(t)
-	service := k.serve(true)
-	k.send("a", "bad 1", "2", "3")
-	k.blocked("a", 2)
-	service.Stop()
 	k.mended.Store(true)
 	over, looks := make(chan struct{}), make(chan int)
 	go func() {
@@ -333,20 +274,16 @@ func TestLooksAtALineLetAServiceStart(t *testing.T) {
 			}
 		}
 	}()
-	began := time.Now()
 	service = k.serve(true)
-	rig.WaitFor(t, "the process to lead", func() bool {
-		return service.Logs.Said("Consuming in order") > 0
-	})
-	t.Logf("it leads after %v", time.Since(began))
-	require.Less(t, time.Since(began), 30*time.Second)
-	_, err := k.ReplayKey(t.Context(), k.plan, "a", operate.MoveOptions{})
-	require.NoError(t, err)
-	rig.WaitFor(t, "all messages to be handled", func() bool { return len(k.handled()) == 3 })
+	rig.WaitFor(t, "all messages to be handled", func() bool { return len(k.handled()) == 5 })
 	close(over)
 	require.Positive(t, <-looks)
-	k.ends("bad 1", "2", "3")
-	service.RequireNothingLeft(0)
+	of := slices.DeleteFunc(k.handled(), func(body string) bool {
+		return strings.HasSuffix(body, "of b")
+	})
+	require.Equal(t, []string{"bad 1", "2", "3"}, of)
+	k.state("an empty line", func(s operate.OrderState) bool { return s.Messages == 0 })
+	service.RequireNothingLeft(1)
 }
 
 // Given hostile keys, then each is shown whole, and released or replayed.
@@ -382,46 +319,55 @@ func TestHostileKeysAreReleasedAndReplayed(t *testing.T) {
 	}
 }
 
-// Given an edit that takes the headers away, then the letter keeps its key and its place, and its
-// original is kept.
+// Given an edit that takes the headers away, and after which the letter is too large, also by the
+// headers of its place alone, then it stays, and its key is blocked. When it fits, then it keeps
+// its key and its place, and its original is kept. Given a letter that was discarded, then a replay
+// says that the key is blocked by nothing that could be replayed, and does nothing.
 func TestAnEditedLetterKeepsKeyAndPlace(t *testing.T) {
 	t.Parallel()
-	k := newBlocked(t)
-	p, err := k.ReplayKey(t.Context(), k.plan, "a", operate.MoveOptions{
-		Edit: func(_ operate.Letter, msg *amqp.Publishing) error {
-			msg.Headers, msg.Body, msg.Priority = nil, []byte("mended 1"), 9
-			return nil
-		},
-	})
-	require.NoError(t, err)
-	require.Equal(t, 1, p.Done)
+	k := newKeyed(t)
+	k.serve(true)
+	k.send("a", "bad 1", "2")
+	k.blocked("a", 1)
+	for size, fits := 128<<10, false; !fits; size -= 50 {
+		p, err := k.ReplayKey(t.Context(), k.plan, "a", operate.MoveOptions{
+			Edit: func(_ operate.Letter, msg *amqp.Publishing) error {
+				msg.Headers = amqp.Table{"long": strings.Repeat("x", size)}
+				msg.Body, msg.Priority = []byte("mended 1"), 9
+				return nil
+			},
+		})
+		if fits = err == nil; !fits {
+			require.ErrorIs(t, err, topology.ErrTooLarge)
+			k.blockedStill("a")
+		}
+		require.Equal(t, fits, p.Done == 1)
+	}
 	k.ends("mended 1", "2")
 	original := rig.Take(t, k.url, k.queue+".dlq.originals")
 	require.Equal(t, "bad 1", string(original.Body))
 	require.Equal(t, "a", original.Headers[keys.DeadKey])
+
+	k.send("a", "bad 3", "4")
+	k.blocked("a", 1)
+	_, err := k.Discard(t.Context(), k.plan, operate.MoveOptions{})
+	require.NoError(t, err)
+	_, err = k.ReplayKey(t.Context(), k.plan, "a", operate.MoveOptions{})
+	require.ErrorIs(t, err, operate.ErrUnsafe)
+	require.ErrorContains(t, err, `"id of bad 3" blocks the key`)
+	k.blockedStill("a")
 }
 
-// Given an edit after which the letter is too large, also by the headers of its place alone, then
-// it stays, and its key is blocked.
-func TestALetterThatDoesNotFitBlocksItsKey(t *testing.T) {
-	t.Parallel()
-	k := newBlocked(t)
-	for size := 128 << 10; ; size -= 50 {
-		_, err := k.ReplayKey(t.Context(), k.plan, "a", operate.MoveOptions{
-			Edit: func(_ operate.Letter, msg *amqp.Publishing) error {
-				msg.Headers = amqp.Table{"long": strings.Repeat("x", size)}
-				return nil
-			},
-		})
-		if err == nil {
-			return
-		}
-		require.ErrorIs(t, err, topology.ErrTooLarge)
-		k.blockedStill("a")
-	}
+func (k *keyed) blockedStill(key string) {
+	k.t.Helper()
+	s, err := k.Order(k.t.Context(), k.plan)
+	require.NoError(k.t, err)
+	found, _ := s.Find(key)
+	require.NotEmpty(k.t, found.Mark)
 }
 
-// Given a process without Block, then letters never block, and go back in their order.
+// Given a process without Block, then letters never block, and go back in their order. A queue
+// without an order, and options that make no sense, are refused.
 func TestLettersOfAKeyThatGoesOnAreReplayedInOrder(t *testing.T) {
 	t.Parallel()
 	k := newKeyed(t)
@@ -436,60 +382,29 @@ func TestLettersOfAKeyThatGoesOnAreReplayedInOrder(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, operate.Progress{Total: 3, Seen: 3, Chosen: 2, Done: 2}, p)
 	k.ends("3", "bad 1", "bad 2")
-	require.Equal(t, 1, testbroker.Depth(t, k.url, k.queue+".dlq"))
-}
-
-// A letter that blocks its key would lose its place in the queue, so only ReplayKey moves it.
-func TestAReplayRefusesALetterThatBlocks(t *testing.T) {
-	t.Parallel()
-	k := newBlocked(t)
-	k.refuses()
-	k.blockedStill("a")
-	require.NoError(t, k.ReleaseKey(t.Context(), k.plan, "a", k.blocked("a", 1).Mark))
-	k.mended.Store(true)
-	p, err := k.Replay(t.Context(), k.plan, operate.MoveOptions{})
+	p, err = k.Replay(t.Context(), k.plan, operate.MoveOptions{})
 	require.NoError(t, err)
 	require.Equal(t, 1, p.Done)
-	k.ends("2", "bad 1")
-}
+	k.ends("3", "bad 1", "bad 2", "bad of b")
 
-// Given a letter that was discarded, then a replay says that the key is blocked by nothing that
-// could be replayed, and does nothing.
-func TestAReplayWithoutTheLetterThatBlocks(t *testing.T) {
-	t.Parallel()
-	k := newBlocked(t)
-	_, err := k.Discard(t.Context(), k.plan, operate.MoveOptions{})
-	require.NoError(t, err)
-	_, err = k.ReplayKey(t.Context(), k.plan, "a", operate.MoveOptions{})
-	require.ErrorIs(t, err, operate.ErrUnsafe)
-	require.ErrorContains(t, err, `"id of bad 1" blocks the key`)
-	k.blockedStill("a")
-}
-
-func (k *keyed) blockedStill(key string) {
-	k.t.Helper()
-	s, err := k.Order(k.t.Context(), k.plan)
-	require.NoError(k.t, err)
-	found, _ := s.Find(key)
-	require.NotEmpty(k.t, found.Mark)
-}
-
-// A queue without an order, and options that make no sense, are refused.
-func TestOrderRefuses(t *testing.T) {
-	t.Parallel()
-	k := newKeyed(t)
 	plain := topology.Plan{Queue: k.queue}
-	_, err := k.Order(t.Context(), plain)
+	_, err = k.Order(t.Context(), plain)
 	require.ErrorIs(t, err, operate.ErrInvalidOptions)
 	require.ErrorIs(t, k.ReleaseKey(t.Context(), plain, "a", "1-1"), operate.ErrInvalidOptions)
-	for _, options := range []operate.MoveOptions{{To: "other"}, {Named: true}, {Limit: -1}} {
-		_, err = k.ReplayKey(t.Context(), k.plan, "a", options)
+	for _, c := range []struct {
+		plan    topology.Plan
+		key     string
+		options operate.MoveOptions
+	}{
+		{k.plan, "a", operate.MoveOptions{To: "other"}},
+		{k.plan, "a", operate.MoveOptions{Named: true}},
+		{k.plan, "a", operate.MoveOptions{Limit: -1}},
+		{plan: k.plan},
+		{plan: plain, key: "a"},
+	} {
+		_, err = k.ReplayKey(t.Context(), c.plan, c.key, c.options)
 		require.ErrorIs(t, err, operate.ErrInvalidOptions)
 	}
-	_, err = k.ReplayKey(t.Context(), k.plan, "", operate.MoveOptions{})
-	require.ErrorIs(t, err, operate.ErrInvalidOptions)
-	_, err = k.ReplayKey(t.Context(), plain, "a", operate.MoveOptions{})
-	require.ErrorIs(t, err, operate.ErrInvalidOptions)
 }
 
 // replaysUntil tells this test binary to be the process that is killed: a queue and a step.

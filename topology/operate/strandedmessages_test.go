@@ -1,7 +1,6 @@
 package operate_test
 
 import (
-	"bytes"
 	"fmt"
 	"strconv"
 	"strings"
@@ -221,37 +220,3 @@ func TestQueueThatVanishesDuringAReturn(t *testing.T) {
 	require.Equal(t, []operate.QueueCount{{Queue: b.queue, Messages: n - r.Done}}, r.Left)
 	b.depth(stranded, n-r.Done)
 }
-
-// Stranded messages are chosen by time, exported and discarded, and an export can be imported.
-func TestStrandedMessagesInAFile(t *testing.T) {
-	forTypes(t, func(t *testing.T, b *box) {
-		stranded := b.strandedQueue()
-		b.strand(stranded, 6)
-		one := operate.Filter{IDs: []string{"order-3"}}
-		var file bytes.Buffer
-		n, err := operate.Export(&file, func(yield func(operate.Letter, error) bool) {
-			for m, err := range b.Stranded(t.Context(), stranded, one, 0) {
-				yield(m.Letter, err)
-			}
-		})
-		require.NoError(t, err)
-		require.Equal(t, 1, n)
-		var kept bytes.Buffer
-		p := b.ok(b.DiscardStranded(t.Context(), stranded, operate.MoveOptions{
-			KeepIn: synced{&kept}, Filter: operate.Filter{Match: func(l operate.Letter) bool {
-				return l.ID+" of "+l.Queue == "order-3 of "+b.queue
-			}},
-		}))
-		require.Equal(t, 1, p.Done)
-		require.Equal(t, 1, strings.Count(kept.String(), "\n"))
-		b.depth(stranded, 5)
-		_, err = b.Import(t.Context(), b.plan, &file, operate.ImportOptions{To: stranded})
-		require.NoError(t, err)
-		require.Len(t, b.strays(stranded, operate.Filter{}), 6)
-	})
-}
-
-// synced is a buffer as a file.
-type synced struct{ *bytes.Buffer }
-
-func (synced) Sync() error { return nil }

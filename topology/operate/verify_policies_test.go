@@ -177,10 +177,14 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 		const line = "A policy of the broker may lose or misdirect messages"
 		admin := vhost{t, api, "log"}
 		admin.set("retention", ".*", 0, `{"message-ttl":50}`)
-		logs, url := &rig.Logs{}, node.URL()+"log"
-		client := rig.OpenClient(t, url, topology.Levels{Max: time.Hour},
-			topology.WithManagement(at.At(watcher)), topology.WithLogger(logs))
-		require.NoError(t, rig.SubscribeError(t, client, rig.QueueConfig(url), "orders", policy))
+		url := node.URL() + "log"
+		client, logs := rig.OpenLogged(t, url, topology.Levels{Max: time.Hour},
+			topology.WithManagement(at.At(watcher)))
+		// Subscribe asks for 3 s, and consumes all the same where a busy node has not answered by then.
+		rig.WaitFor(t, "an answer within the 3 s of a Subscribe", func() bool {
+			require.NoError(t, rig.SubscribeError(t, client, rig.QueueConfig(url), "orders", policy))
+			return logs.Said(line) > 0
+		})
 		require.Equal(t, 4, logs.Said(line), "one for each role: %s", logs.Text())
 		require.Contains(t, logs.Text(),
 			`critical: queue "orders.dlq": policy "retention" sets message-ttl to 50`)

@@ -3,7 +3,6 @@ package operate_test
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -61,18 +60,19 @@ func (p place) provision(
 	return rig.Provision(p.t, p.url, strategy, queue, backoff.List(delays))
 }
 
-// run runs each test in its own vhost, on one node.
+// run runs each test in its own vhost, on one node. The users may watch their vhost and nothing
+// else.
 func run(t *testing.T, tests map[string]func(p place)) {
 	node, api := testbroker.Managed(t, "")
-	var grants []testbroker.Grant
-	for _, name := range slices.Sorted(maps.Keys(tests)) {
-		vhost := strings.ReplaceAll(name, " ", "-")
-		grants = append(grants, testbroker.Everything(vhost, "guest"),
-			testbroker.Grant{VHost: vhost, User: "watcher", Configure: "^$", Write: "^$", Read: "^$"})
+	watches := func(user, vhost string) testbroker.Grant {
+		return testbroker.Grant{VHost: vhost, User: user, Configure: "^$", Write: "^$", Read: "^$"}
 	}
-	grants = append(grants,
-		testbroker.Grant{VHost: "/", User: "elsewhere", Configure: "^$", Write: "^$", Read: "^$"},
-		testbroker.Grant{VHost: "/", User: "nobody", Configure: "^$", Write: "^$", Read: "^$"})
+	grants := []testbroker.Grant{watches("elsewhere", "/"), watches("nobody", "/")}
+	vhostOf := strings.NewReplacer(" ", "-")
+	for name := range tests {
+		vhost := vhostOf.Replace(name)
+		grants = append(grants, testbroker.Everything(vhost, "guest"), watches("watcher", vhost))
+	}
 	node.Grant(t, grants...)
 	node.Ctl(t, "set_user_tags", "watcher", "monitoring")
 	node.Ctl(t, "set_user_tags", "elsewhere", "monitoring")
@@ -80,10 +80,9 @@ func run(t *testing.T, tests map[string]func(p place)) {
 		for name, test := range tests {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				vhost := strings.ReplaceAll(name, " ", "-")
-				url := node.URL() + vhost
-				o := rig.OpenOperator(t, url, operate.WithManagement(api))
-				test(place{o, t, node, vhost, url, api})
+				vhost := vhostOf.Replace(name)
+				o := rig.OpenOperator(t, node.URL()+vhost, operate.WithManagement(api))
+				test(place{o, t, node, vhost, node.URL() + vhost, api})
 			})
 		}
 	})
@@ -202,29 +201,14 @@ func works(p place, plan topology.Plan) {
 func TestView(t *testing.T) {
 	t.Parallel()
 	run(t, map[string]func(place){
-		"nothing": nothing, "queues of one exchange": sharing, "queues via one exchange": sharingVia,
-		"several ways back":        severalWays,
-		"way of an older version":  olderWay,
-		"levels by headers":        olderLevels,
-		"steps of an older policy": olderSteps, "another strategy": otherStrategies,
-		"main queue gone": orphans, "names of the user": namesOfTheUser, "letters": letters,
-		"stranded": strandedMessages, "stranded by name": strandedByName,
-		"dead named by the user": withDead, "policies": underPolicies, "users": users, "hostile": hostile,
-		"consumers": consumers, "dead by the broker": deadByBroker, "missing wait queue": missing,
-		"a chain by hand": byHand, "several pages": pages,
-		"brake": brakes, "in order": inOrder,
+		"nothing": nothing, "queues of one exchange": sharing, "several ways back": severalWays,
+		"way of an older version": olderWay, "levels by headers": olderLevels,
+		"steps of an older policy": olderSteps, "main queue gone": orphans, "letters": letters,
+		"stranded": stranded, "dead named by the user": withDead, "policies": underPolicies,
+		"users": users, "hostile": hostile, "consumers": consumers, "dead by the broker": deadByBroker,
+		"missing wait queue": missing, "a chain by hand": byHand, "several pages": pages,
+		"in order": inOrder,
 	})
-}
-
-// A stopped brake and its processes are no queues of a plan, and keep no letters.
-func brakes(p place) {
-	_, err := p.StopBrake(p.t.Context(), "payments", "anna", "", time.Hour)
-	require.NoError(p.t, err)
-	v := p.find()
-	require.True(p.t, v.Empty())
-	require.Empty(p.t, v.Unclaimed)
-	require.Empty(p.t, v.Unclear)
-	require.Equal(p.t, []string{"payments"}, v.Brakes)
 }
 
 // A queue with a line is found, also where it has no wait queue. A line is neither stranded nor
@@ -308,45 +292,38 @@ func nothing(p place) {
 	none()
 }
 
+// Queues share what their strategies share. The wait queues of PerQueue and Shared differ only in
+// their names where messages return through an exchange.
 func sharing(p place) {
-	quorum, classic := topology.Shared{}, topology.Shared{Type: topology.Classic, Prefix: "c"}
-	levels := topology.Levels{Max: time.Minute}
+	via := []string{exchangeOfUser}
 	plans := map[string]topology.Plan{}
-	for i := range 2 {
-		plans[fmt.Sprint("q", i)] = p.provision(fmt.Sprint("q", i), quorum, time.Second, time.Hour)
-		plans[fmt.Sprint("c", i)] = p.provision(fmt.Sprint("c", i), classic, time.Second)
-		plans[fmt.Sprint("l", i)] = p.provision(fmt.Sprint("l", i), levels, time.Second)
+	for name, strategy := range map[string]topology.Strategy{
+		"shared": topology.Shared{}, "levels": topology.Levels{Max: time.Minute},
+		"classic": topology.Shared{Type: topology.Classic, Prefix: "c"},
+		"own":     topology.PerQueue{Via: via}, "via": topology.Shared{Via: via, Prefix: "shared"},
+	} {
+		for i := range 2 {
+			queue := fmt.Sprint(name, i)
+			plans[queue] = p.provision(queue, strategy, time.Second, time.Hour)
+		}
 	}
 	v := p.find()
-	require.Len(p.t, v.Mains, 6)
+	require.Len(p.t, v.Mains, len(plans))
 	for _, m := range v.Mains {
 		requirePlan(p.t, plans[m.Name], m.Plan)
 		for _, w := range m.Waits {
-			require.True(p.t, w.Shared, w.Name)
+			require.Equal(p.t, !strings.HasPrefix(m.Name, "own"), w.Shared, w.Name)
 		}
 	}
-	require.Len(p.t, v.Stranded, 2)
-	require.Equal(p.t, "c.stranded", v.Stranded[0].Name)
-	require.Equal(p.t, "millpond.stranded", v.Stranded[1].Name)
+	var stranded []string
+	for _, q := range v.Stranded {
+		stranded = append(stranded, q.Name)
+	}
+	require.Equal(p.t, []string{"c.stranded", "millpond.stranded", "shared.stranded"}, stranded)
 	require.Equal(p.t, []string{"c.stranded"}, v.Mains[0].Stranded)
 	require.Empty(p.t, v.Unclaimed)
-}
 
-// The wait queues of PerQueue and Shared differ only in their names where messages return through
-// an exchange.
-func sharingVia(p place) {
-	own := topology.PerQueue{Via: []string{exchangeOfUser}}
-	shared := topology.Shared{Via: []string{exchangeOfUser}, Prefix: "shared"}
-	plans := map[string]topology.Plan{
-		"a": p.provision("a", own, time.Second), "b": p.provision("b", own, time.Second),
-		"c": p.provision("c", shared, time.Second), "d": p.provision("d", shared, time.Second),
-	}
-	v := p.find()
-	require.Len(p.t, v.Mains, 4)
-	for _, m := range v.Mains {
-		requirePlan(p.t, plans[m.Name], m.Plan)
-	}
-	custom := topology.PerQueue{Via: []string{exchangeOfUser}, Prefix: "custom", WaitName: waitName}
+	custom := topology.PerQueue{Via: via, Prefix: "custom", WaitName: waitName}
 	p.provision("e", custom, time.Second)
 	alone := p.main("e")
 	require.Equal(p.t, []string{waitName("e", time.Second)}, names(alone.Waits))
@@ -361,6 +338,7 @@ func sharingVia(p place) {
 	}
 }
 
+// The wait queues of earlier policies and strategies are there, too.
 func olderSteps(p place) {
 	p.provision("q", topology.PerQueue{}, time.Second, time.Minute)
 	p.provision("q", topology.PerQueue{}, 2*time.Second, time.Hour)
@@ -377,28 +355,26 @@ func olderSteps(p place) {
 		return m.Waits[2].Ready.Known() && m.Waits[2].Ready.N == 3
 	})
 	require.NoError(p.t, m.PlanErr)
-}
 
-func otherStrategies(p place) {
-	old := p.provision("q", topology.PerQueue{Type: topology.Classic}, time.Second, time.Minute)
-	now := []topology.Plan{
-		p.provision("q", topology.PerQueue{}, time.Second),
-		p.provision("q", topology.Shared{}, 3*time.Second),
-		p.provision("q", topology.Levels{Max: time.Minute}),
+	plans := []topology.Plan{
+		p.provision("o", topology.PerQueue{Type: topology.Classic}, time.Second, time.Minute),
+		p.provision("o", topology.PerQueue{}, time.Second),
+		p.provision("o", topology.Shared{}, 3*time.Second),
+		p.provision("o", topology.Levels{Max: time.Minute}),
 	}
-	m := p.main("q")
+	m = p.main("o")
 	require.NoError(p.t, m.PlanErr)
 	require.ElementsMatch(p.t, []operate.Strategy{
 		operate.PerQueue, operate.Shared, operate.Levels,
 	}, m.Strategies())
-	for _, plan := range append(now, old) {
+	for _, plan := range plans {
 		require.Subset(p.t, rig.QueueNames(m.Plan), rig.QueueNames(plan))
 		require.Subset(p.t, m.Plan.WaitSteps, plan.WaitSteps)
 		require.Subset(p.t, m.Plan.Exchanges, plan.Exchanges)
 		require.Subset(p.t, m.Plan.Bindings, plan.Bindings)
 	}
 	require.Len(p.t, m.Waits, 1+1+10+2)
-	told(p.t, p.find(), "q", `"q.wait.1s"`, `"q.wait.1s.classic"`, "same delay")
+	told(p.t, p.find(), "o", `"o.wait.1s"`, `"o.wait.1s.classic"`, "same delay")
 }
 
 func orphans(p place) {
@@ -446,33 +422,6 @@ func orphans(p place) {
 	require.Len(p.t, p.find().Stranded, 2)
 }
 
-// The name of a dead-letter queue is known only where it is the usual one, or a letter tells.
-func namesOfTheUser(p place) {
-	dead := topology.DeadLetters{Name: func(queue string) string { return "dead letters of " + queue }}
-	plan := p.provision("q", topology.PerQueue{Dead: dead}, time.Second)
-	p.provision("other", topology.PerQueue{Dead: dead}, time.Second)
-	v := p.find()
-	m, _ := v.Main("q")
-	require.Empty(p.t, m.Dead)
-	require.Empty(p.t, m.Plan.Dead)
-	require.ErrorContains(p.t, m.PlanErr, "dead letters have no target")
-	told(p.t, v, "q", `there is no queue "q.dlq"`)
-	require.Len(p.t, v.Unclaimed, 2)
-	require.Equal(p.t, "dead letters of other", v.Unclaimed[0].Name)
-
-	die(p, plan.Dead.RoutingKey, "q", time.Now())
-	rig.WaitFor(p.t, "the letter in the list", func() bool {
-		v = p.look(operate.ViewOptions{Owners: true})
-		m, _ = v.Main("q")
-		return len(m.Dead) > 0
-	})
-	require.Equal(p.t, plan.Dead.RoutingKey, m.Dead[0].Name)
-	require.Equal(p.t, operate.ByLetter, m.Dead[0].Evidence)
-	requirePlan(p.t, plan, m.Plan)
-	require.Len(p.t, v.Unclaimed, 1)
-	told(p.t, v, "other", "is unknown")
-}
-
 // die publishes a dead letter of a queue.
 func die(p place, to, queue string, at time.Time) {
 	p.t.Helper()
@@ -485,56 +434,105 @@ func die(p place, to, queue string, at time.Time) {
 	rig.Publish(p.t, p.url, "", to, msg)
 }
 
+// The name of a dead-letter queue is known only where it is the usual one, or a letter tells. The
+// oldest letter tells since when.
 func letters(p place) {
+	named := topology.PerQueue{Dead: topology.DeadLetters{
+		Name: func(queue string) string { return "dead letters of " + queue },
+	}}
 	p.provision("q", topology.PerQueue{}, time.Second)
 	p.provision("strange", topology.PerQueue{Type: topology.Classic}, time.Second)
-	first := p.find().Mains[0].Dead[0]
-	if !first.Total.Known() { // the broker has not counted yet
+	plan := p.provision("named", named, time.Second)
+	p.provision("other", named, time.Second)
+	v := p.find()
+	m, _ := v.Main("q")
+	if first := m.Dead[0]; !first.Total.Known() { // the broker has not counted yet
 		require.Equal(p.t, -1, first.Total.N)
 		require.Equal(p.t, "-", first.Total.String())
 	}
+	m, _ = v.Main("named")
+	require.Empty(p.t, m.Dead)
+	require.Empty(p.t, m.Plan.Dead)
+	require.ErrorContains(p.t, m.PlanErr, "dead letters have no target")
+	told(p.t, v, "named", `there is no queue "named.dlq"`)
+	require.Len(p.t, v.Unclaimed, 2)
+	require.Equal(p.t, "dead letters of other", v.Unclaimed[1].Name)
+
 	at := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	die(p, "q.dlq", "q", at)
 	die(p, "q.dlq", "q", at.Add(time.Hour))
 	die(p, "strange.dlq", "elsewhere", at)
-	var v operate.View
+	die(p, plan.Dead.RoutingKey, "named", at)
 	var dead operate.Dead
 	rig.WaitFor(p.t, "the counts of the management API", func() bool {
 		v = p.look(operate.ViewOptions{Owners: true})
 		m, _ := v.Main("q")
 		dead = m.Dead[0]
+		m, _ = v.Main("named")
 		// A look may come before the queue has the message of the last look again.
 		return dead.Total.Known() && dead.Ready.Known() && dead.Total.N == 2 && dead.Ready.N == 2 &&
-			!dead.Oldest.IsZero() && tells(v, "strange", `"strange.dlq"`)
+			!dead.Oldest.IsZero() && tells(v, "strange", `"strange.dlq"`) && len(m.Dead) > 0
 	})
 	require.Equal(p.t, operate.ByLetter, dead.Evidence)
 	require.True(p.t, at.Equal(dead.Oldest), dead.Oldest)
 	require.Equal(p.t, operate.Count{N: 0, Source: operate.SourceManagement}, dead.Unacked)
 	told(p.t, v, "strange", `"strange.dlq"`, `is a dead letter of queue "elsewhere"`)
-	m, _ := v.Main("strange")
+	m, _ = v.Main("strange")
 	require.Equal(p.t, operate.ByName, m.Dead[0].Evidence)
+	m, _ = v.Main("named")
+	require.Equal(p.t, plan.Dead.RoutingKey, m.Dead[0].Name)
+	require.Equal(p.t, operate.ByLetter, m.Dead[0].Evidence)
+	requirePlan(p.t, plan, m.Plan)
+	require.Len(p.t, v.Unclaimed, 1)
+	told(p.t, v, "other", "is unknown")
 	m, _ = p.find().Main("q")
 	require.Zero(p.t, m.Dead[0].Oldest, "nobody asked for a look")
 }
 
-// A message is stranded because its queue has vanished while it waited.
-func strandedMessages(p place) {
+// A message is stranded because its queue has vanished while it waited. When the exchange before a
+// stranded queue is deleted, then the queue is found with its messages. A queue of that name with
+// other arguments is not millpond's, and dead letters are not stranded.
+func stranded(p place) {
+	ch := testbroker.Channel(p.t, p.url)
 	p.provision("stays", topology.Shared{}, time.Second)
 	plan := p.provision("goes", topology.Shared{}, time.Second)
+	p.provision("c", topology.Shared{Type: topology.Classic, Prefix: "c"}, time.Second)
+	dead := topology.DeadLetters{Name: func(string) string { return "letters.stranded" }}
+	p.provision("named", topology.PerQueue{Dead: dead}, time.Second)
+	rig.DeclareQueue(p.t, p.url, "theirs.stranded", amqp.Table{"x-queue-type": "quorum"})
 	rig.DeleteQueue(p.t, p.url, "goes")
 	before := time.Now().Add(-2 * time.Second)
 	rig.Publish(p.t, p.url, plan.WaitSteps[0].Exchange, plan.WaitSteps[0].RoutingKey, rig.Message("m"))
-	var v operate.View
-	rig.WaitFor(p.t, "the stranded message", func() bool {
-		v = p.look(operate.ViewOptions{Owners: true})
-		return v.Stranded[0].Ready.Known() && v.Stranded[0].Ready.N == 1
-	})
-	require.Equal(p.t, "millpond.stranded", v.Stranded[0].Name)
-	require.WithinRange(p.t, v.Stranded[0].Oldest, before, time.Now().Add(time.Second))
-	require.Len(p.t, v.Mains, 1)
-	require.Equal(p.t, []string{"millpond.stranded"}, v.Mains[0].Stranded)
-	require.Len(p.t, v.Unclaimed, 1)
-	require.Equal(p.t, "goes.dlq", v.Unclaimed[0].Name)
+	die(p, "letters.stranded", "named", time.Now())
+	const sentence = `queue "millpond.stranded" has the name and the arguments of a stranded queue`
+	for _, byName := range []bool{false, true} {
+		if byName {
+			for _, exchange := range []string{"c.stranded", "millpond.stranded"} {
+				require.NoError(p.t, ch.ExchangeDelete(exchange, false, false))
+			}
+		}
+		var v operate.View
+		rig.WaitFor(p.t, "the counts of the management API", func() bool {
+			v = p.look(operate.ViewOptions{Owners: true})
+			m, _ := v.Main("named")
+			return len(v.Stranded) == 2 && v.Stranded[1].Ready.N == 1 && len(m.Dead) == 1 &&
+				!v.Stranded[1].Oldest.IsZero()
+		})
+		require.Equal(p.t, byName, tells(v, "", sentence,
+			`no stranded exchange "millpond.stranded" leads into it`))
+		require.Equal(p.t, "c.stranded", v.Stranded[0].Name)
+		require.Equal(p.t, "millpond.stranded", v.Stranded[1].Name)
+		require.WithinRange(p.t, v.Stranded[1].Oldest, before, time.Now().Add(time.Second))
+		require.Len(p.t, v.Mains, 3)
+		m, _ := v.Main("stays")
+		require.Equal(p.t, !byName, slices.Contains(m.Stranded, "millpond.stranded"))
+		require.Len(p.t, v.Unclaimed, 1)
+		require.Equal(p.t, "goes.dlq", v.Unclaimed[0].Name)
+		for _, u := range v.Unclear {
+			require.NotContains(p.t, u.Text, "letters.stranded")
+			require.NotContains(p.t, u.Text, "theirs")
+		}
+	}
 }
 
 func underPolicies(p place) {
@@ -731,45 +729,6 @@ func byHand(p place) {
 		require.Contains(p.t, o.Why, "its messages ")
 	}
 	told(p.t, v, "", `wait queue "odd" leads to exchange "amq.direct" with a routing key of its own`)
-}
-
-// The exchange before a stranded queue was deleted: the queue is found with its messages. A queue
-// of that name with other arguments is not millpond's, and dead letters are not stranded.
-func strandedByName(p place) {
-	ch := testbroker.Channel(p.t, p.url)
-	p.provision("q", topology.Shared{}, time.Second)
-	p.provision("c", topology.Shared{Type: topology.Classic, Prefix: "c"}, time.Second)
-	dead := topology.DeadLetters{Name: func(string) string { return "letters.stranded" }}
-	p.provision("named", topology.PerQueue{Dead: dead}, time.Second)
-	rig.DeclareQueue(p.t, p.url, "theirs.stranded", amqp.Table{"x-queue-type": "quorum"})
-	const sentence = `queue "millpond.stranded" has the name and the arguments of a stranded queue`
-	require.NotContains(p.t, texts(p.find()), sentence)
-	for _, exchange := range []string{"c.stranded", "millpond.stranded"} {
-		require.NoError(p.t, ch.ExchangeDelete(exchange, false, false))
-	}
-	rig.Fill(p.t, p.url, "millpond.stranded", 2)
-	die(p, "letters.stranded", "named", time.Now())
-	var v operate.View
-	rig.WaitFor(p.t, "the counts of the management API", func() bool {
-		v = p.look(operate.ViewOptions{Owners: true})
-		m, _ := v.Main("named")
-		return len(v.Stranded) == 2 && v.Stranded[1].Total.N == 2 && len(m.Dead) == 1
-	})
-	require.Equal(p.t, "c.stranded", v.Stranded[0].Name)
-	require.Equal(p.t, "millpond.stranded", v.Stranded[1].Name)
-	require.Empty(p.t, v.Unclaimed)
-	told(p.t, v, "", sentence, `no stranded exchange "millpond.stranded" leads into it`)
-	require.NotContains(p.t, texts(v), "letters.stranded")
-	require.NotContains(p.t, texts(v), "theirs")
-}
-
-// texts returns all that is unclear, a line each.
-func texts(v operate.View) string {
-	text := ""
-	for _, u := range v.Unclear {
-		text += u.String() + "\n"
-	}
-	return text
 }
 
 // A queue whose service is of an earlier version has one return exchange for its exchange, and wait
