@@ -150,7 +150,8 @@ type service struct {
 
 // openClient opens a client that ends with the trial.
 func (s *suite) openClient(tr *trial, url string, log *journal) *topology.Client {
-	ctx, cancel := context.WithTimeout(context.Background(), s.Patience)
+	// Patience is for messages: a handshake with a busy broker may take longer.
+	ctx, cancel := context.WithTimeout(context.Background(), max(s.Patience, defaultPatience))
 	defer cancel()
 	cfg := s.queueConfig(url)
 	s.rounds.Watch(&cfg.Connection)
