@@ -54,7 +54,7 @@ func (s *Server) Move(from, to string) {
 	s.add(target, &message{key: to, header: died(m.header, from), body: m.body})
 }
 
-// died returns a content header with an x-death that names the queue and nothing else.
+// died returns a content header with an x-death that names the queue and the reason alone.
 func died(header []byte, queue string) []byte {
 	const size, contentType, encoding, headers = 12, 1 << 15, 1 << 14, 1 << 13
 	rest := frame.Args(header[size:])
@@ -69,7 +69,8 @@ func died(header []byte, queue string) []byte {
 		end := 4 + binary.BigEndian.Uint32(rest)
 		table, rest = rest[4:end], rest[end:]
 	}
-	death := slices.Concat(frame.Short("queue"), []byte("S"), frame.LongString(queue))
+	death := slices.Concat(frame.Short("queue"), []byte("S"), frame.LongString(queue),
+		frame.Short("reason"), []byte("S"), frame.LongString("expired"))
 	deaths := "F" + string(frame.LongString(string(death)))
 	table = slices.Concat(table, frame.Short("x-death"), []byte("A"), frame.LongString(deaths))
 	return slices.Concat(header[:size], binary.BigEndian.AppendUint16(nil, flags|headers), before,

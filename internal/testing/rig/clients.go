@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/memnet"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
@@ -91,8 +92,14 @@ func SubscribeError(
 	return err
 }
 
-// QueueConfig returns watermill-amqp's configuration of a durable queue.
-func QueueConfig(url string) wamqp.Config { return wamqp.NewDurableQueueConfig(url) }
+// QueueConfig returns watermill-amqp's configuration of a durable queue, on a broker or a peer.
+func QueueConfig(url string) wamqp.Config {
+	cfg := wamqp.NewDurableQueueConfig(url)
+	if strings.Contains(url, memnet.Suffix) {
+		cfg.Connection.AmqpConfig = &amqp.Config{Dial: memnet.Dial}
+	}
+	return cfg
+}
 
 // ConnectionConfig returns watermill-amqp's configuration of a connection.
 func ConnectionConfig(url string) wamqp.ConnectionConfig { return QueueConfig(url).Connection }

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -323,12 +324,19 @@ func Each[C any](t *testing.T, cases map[string]C, run func(t *testing.T, c C)) 
 	}
 }
 
-// OnEachStrategy runs a parallel subtest for each of Strategies.
-func OnEachStrategy(t *testing.T, run func(t *testing.T, strategy topology.Strategy)) {
+// OnEachStrategy runs a parallel subtest for each of Strategies, or for those that are named.
+func OnEachStrategy(
+	t *testing.T, run func(t *testing.T, strategy topology.Strategy), names ...string,
+) {
 	t.Helper()
-	Each(t, Strategies, func(t *testing.T, strategy func(testing.TB) topology.Strategy) {
-		run(t, strategy(t))
-	})
+	for name, strategy := range Strategies {
+		if len(names) == 0 || slices.Contains(names, name) {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				run(t, strategy(t))
+			})
+		}
+	}
 }
 
 // DeleteQueue deletes a queue at once.
