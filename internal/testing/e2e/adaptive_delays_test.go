@@ -1,11 +1,7 @@
 package e2e_test
 
 import (
-	"context"
-	"fmt"
-	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -14,10 +10,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/adaptive"
-	"github.com/millpond-go/millpond/topology"
 )
 
 // Given a downstream service that is out and then back, when messages fail, then they wait eight
@@ -25,68 +21,52 @@ import (
 // has its wait queue, so none is rounded up.
 func TestAdaptiveDelaysFollowTheService(t *testing.T) {
 	t.Parallel()
-	strategies := map[string]topology.Strategy{
-		"per queue": topology.PerQueue{}, "shared": rig.Shared(t, topology.Quorum),
-	}
-	rig.Each(t, strategies, func(t *testing.T, strategy topology.Strategy) {
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
 		const ms, window = time.Millisecond, 10 * time.Second
 		health, err := adaptive.New(window)
 		require.NoError(t, err)
 		var out atomic.Bool
-		var mu sync.Mutex
-		var delays []time.Duration
-		handled := 0
-		watch := middleware.ObserverFunc(func(_ context.Context, e middleware.Event) {
-			mu.Lock()
-			defer mu.Unlock()
-			switch e.Kind {
-			case middleware.EventRetried:
-				delays = append(delays, e.DelayGiven)
-			case middleware.EventHandled:
-				handled++
-			}
-		})
-		count := func(n int) func() bool {
-			return func() bool { mu.Lock(); defer mu.Unlock(); return handled == n }
-		}
+		var handled rig.Timeline
 		s := rig.Start(t, rig.Config{
-			Strategy: strategy,
+			URL: broker.URL(),
 			Policy: backoff.Adaptive{
 				Policy: backoff.Constant{Interval: 400 * ms, Retries: 500}, Health: health.Recent,
 			},
-			RetryOptions: []middleware.Option{middleware.WithObserver(health, watch)},
+			RetryOptions: []middleware.Option{middleware.WithObserver(health)},
 			Handle: func(msg *message.Message) error {
 				once := string(msg.Payload) == "once" && middleware.Attempt(msg.Context()) == 1
 				if out.Load() || once {
 					return rig.ErrFailed
 				}
+				handled.Add()
 				return nil
 			},
 		})
-		out.Store(true)
-		for i := range 30 {
-			s.Send(fmt.Sprint(i))
+		delays := func() (all []time.Duration) {
+			for _, e := range s.Logs.EntriesOf(willBeRetried) {
+				all = append(all, e.Fields["delay"].(time.Duration))
+			}
+			return all
 		}
-		rig.WaitFor(t, "a delay eight times as long", func() bool {
-			mu.Lock()
-			defer mu.Unlock()
-			return slices.Contains(delays, 3200*ms)
-		})
+		out.Store(true)
+		rig.Fill(t, s.URL, s.Queue, 30)
+		<-time.After(window)
+		require.Contains(t, delays(), 3200*ms, "eight times as long")
 		out.Store(false)
-		rig.WaitFor(t, "all messages to be handled", count(30))
+		<-time.After(window / 2)
+		require.Equal(t, 30, handled.Count())
 		require.Positive(t, health.Recent(time.Now()).UntilSuccess)
 
-		rig.WaitFor(t, "the failures to be forgotten", func() bool {
-			return health.Recent(time.Now()).Failed == 0
-		})
-		s.Send(slices.Repeat([]string{"fine"}, 30)...)
-		rig.WaitFor(t, "the new messages to be handled", count(60))
+		<-time.After(window) // The failures are forgotten.
+		require.Zero(t, health.Recent(time.Now()).Failed)
+		rig.Fill(t, s.URL, s.Queue, 30)
 		s.Send("once")
-		rig.WaitFor(t, "the last message to be handled", count(61))
+		<-time.After(window)
 		s.RequireNothingLeft(0)
-
-		require.Equal(t, 200*ms, delays[len(delays)-1], "half as long")
-		for _, delay := range delays {
+		require.Equal(t, 61, handled.Count())
+		all := delays()
+		require.Equal(t, 200*ms, all[len(all)-1], "half as long")
+		for _, delay := range all {
 			require.Contains(t, []time.Duration{200 * ms, 400 * ms, 800 * ms, 1600 * ms, 3200 * ms}, delay)
 		}
 		require.NotContains(t, s.Logs.Text(), strings.Split(roundedUp, ";")[0])

@@ -2,7 +2,6 @@ package e2e_test
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net"
 	"runtime"
@@ -13,20 +12,14 @@ import (
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
-	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/frame"
 	"github.com/millpond-go/millpond/internal/testing/rig"
-	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/internal/wire"
-	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
-	"github.com/millpond-go/millpond/topology"
 )
 
 // traffic counts the frames and writes of clients, over all their connections.
@@ -43,13 +36,6 @@ func (c *traffic) take() (writes int, frames map[string]int) {
 	writes, frames = c.writes, c.frames
 	c.writes, c.frames = 0, map[string]int{}
 	return writes, frames
-}
-
-// acked returns the highest delivery tag that was acked.
-func (c *traffic) acked() uint64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.last
 }
 
 // dial opens a connection and counts its traffic.
@@ -99,18 +85,53 @@ const mostAllocations = 75
 func TestCostOfARetry(t *testing.T) { // not parallel: it counts the allocations of the process
 	const n = 400
 	sent := &traffic{frames: map[string]int{}}
-	l := newLane(t, 1, func(cfg *wamqp.Config) {
-		guest := &amqp.PlainAuth{Username: "guest", Password: "guest"}
-		cfg.Connection.AmqpConfig = &amqp.Config{Dial: sent.dial, SASL: []amqp.Authentication{guest}}
+	var gate sync.RWMutex // held while the queue is filled
+	var left atomic.Int64
+	ended := make(chan struct{}, 1) // the last message is confirmed in the wait queue
+	count := func(h message.HandlerFunc) message.HandlerFunc {
+		return func(msg *message.Message) ([]*message.Message, error) {
+			gate.RLock()
+			defer gate.RUnlock()
+			produced, err := h(msg)
+			if err != nil {
+				t.Error(err)
+			}
+			if left.Add(-1) == 0 {
+				ended <- struct{}{}
+			}
+			return produced, err
+		}
+	}
+	guest := &amqp.PlainAuth{Username: "guest", Password: "guest"}
+	s := rig.Start(t, rig.Config{
+		Policy: backoff.List{time.Hour}, Handle: rig.Fail, Outer: []message.HandlerMiddleware{count},
+		Configure: func(cfg *wamqp.Config) {
+			rig.Prefetch(64)(cfg)
+			cfg.Connection.AmqpConfig = &amqp.Config{Dial: sent.dial, SASL: []amqp.Authentication{guest}}
+		},
 	})
-	l.batch(t, n) // opens the channel and grows the buffers
-	l.load(t, n)
+	load := func() {
+		gate.Lock()
+		left.Store(n)
+		rig.Fill(t, s.URL, s.Queue, n)
+	}
+	fail := func() {
+		gate.Unlock()
+		rig.Await(t, ended)
+	}
+	load()
+	fail() // opens the channel and grows the buffers
+	load()
 	sent.take()
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	l.fail(t)
+	fail()
 	runtime.ReadMemStats(&after)
-	rig.WaitFor(t, "the last ack", func() bool { return sent.acked() == 2*n })
+	rig.WaitFor(t, "the last ack", func() bool {
+		sent.mu.Lock()
+		defer sent.mu.Unlock()
+		return sent.last == 2*n
+	})
 
 	writes, frames := sent.take()
 	assert.LessOrEqual(t, frames["basic.ack"], n)
@@ -120,128 +141,6 @@ func TestCostOfARetry(t *testing.T) { // not parallel: it counts the allocations
 	perMessage := float64(after.Mallocs-before.Mallocs) / n
 	t.Logf("%.1f allocations for each message that fails", perMessage)
 	assert.Less(t, perMessage, float64(mostAllocations))
-}
-
-// mostHeaderBytes bounds the headers of a retry.
-const mostHeaderBytes = 400
-
-// Given a message whose handler has failed with an error of 30 bytes, when it waits, then its
-// headers of the retry take at most mostHeaderBytes.
-func TestBytesOfTheHeadersOfARetry(t *testing.T) {
-	t.Parallel()
-	s := rig.Start(t, rig.Config{
-		Policy: backoff.List{time.Hour},
-		Handle: func(*message.Message) error { return errors.New("no stock is left for the order") },
-	})
-	s.Send("order 7")
-	waiting := rig.Take(t, s.URL, s.Queue+".wait.1h")
-	own := amqp.Table{}
-	for key, value := range waiting.Headers {
-		if keys.IsLive(key) {
-			own[key] = value
-			t.Logf("%s: %v", key, value)
-		}
-	}
-	var none amqp.Publishing
-	size := wire.PropertiesSize(&amqp.Publishing{Headers: own}) - wire.PropertiesSize(&none)
-	t.Logf("%d headers, %d bytes", len(own), size)
-	assert.LessOrEqual(t, size, mostHeaderBytes)
-	assert.Len(t, own, 5)
-}
-
-// lane is a service. All its messages fail.
-type lane struct {
-	rig    *rig.Service
-	gate   sync.RWMutex // held while the queue is filled
-	left   atomic.Int64
-	ended  chan struct{} // the last message of a batch is confirmed in the wait queue
-	failed int
-	took   time.Duration
-}
-
-func newLane(b testing.TB, inFlight int, configs ...func(*wamqp.Config)) *lane {
-	b.Helper()
-	l := &lane{ended: make(chan struct{}, 1)}
-	count := func(h message.HandlerFunc) message.HandlerFunc {
-		return func(msg *message.Message) ([]*message.Message, error) {
-			l.gate.RLock()
-			defer l.gate.RUnlock()
-			produced, err := h(msg)
-			if err != nil {
-				b.Error(err)
-			}
-			if l.left.Add(-1) == 0 {
-				l.ended <- struct{}{}
-			}
-			return produced, err
-		}
-	}
-	l.rig = rig.Start(b, rig.Config{
-		Policy: backoff.List{time.Hour},
-		Configure: func(cfg *wamqp.Config) {
-			rig.Prefetch(64)(cfg)
-			for _, change := range configs {
-				change(cfg)
-			}
-		},
-		SubscriberOptions: rig.InFlight(inFlight),
-		Outer:             []message.HandlerMiddleware{count},
-		Handle:            rig.Fail,
-	})
-	return l
-}
-
-// load publishes n messages while the handler is held back.
-func (l *lane) load(b testing.TB, n int) {
-	b.Helper()
-	l.gate.Lock()
-	l.left.Store(int64(n))
-	rig.Fill(b, l.rig.URL, l.rig.Queue, n)
-}
-
-// fail lets the loaded messages fail, and returns when all wait.
-func (l *lane) fail(b testing.TB) {
-	b.Helper()
-	l.gate.Unlock()
-	rig.Await(b, l.ended)
-}
-
-// batch lets n messages fail. The clock runs from the moment when all are in the queue until all
-// wait.
-func (l *lane) batch(b testing.TB, n int) {
-	b.Helper()
-	l.load(b, n)
-	begun := time.Now()
-	l.fail(b)
-	l.took += time.Since(begun)
-	l.failed += n
-}
-
-func (l *lane) rate() float64 { return float64(l.failed) / l.took.Seconds() }
-
-// BenchmarkFailingPath measures how many messages one handler fails in a second with 1, 8 and 64 in
-// flight. Each is confirmed in a quorum wait queue and acked. The batches alternate, so that other
-// work of the machine slows all of them: the ratios say more than the rates.
-func BenchmarkFailingPath(b *testing.B) {
-	const batch = 500
-	concurrency := []int{1, 8, 64}
-	lanes := make([]*lane, len(concurrency))
-	for i, n := range concurrency {
-		lanes[i] = newLane(b, n)
-		lanes[i].batch(b, batch)
-		lanes[i].failed, lanes[i].took = 0, 0
-	}
-	for b.Loop() {
-		for _, l := range lanes {
-			l.batch(b, batch)
-		}
-	}
-	b.ReportMetric(0, "ns/op")
-	for i, l := range lanes {
-		b.ReportMetric(l.rate(), fmt.Sprintf("msg/s-%d", concurrency[i]))
-	}
-	b.ReportMetric(lanes[1].rate()/lanes[0].rate(), "ratio-8/1")
-	b.ReportMetric(lanes[2].rate()/lanes[1].rate(), "ratio-64/8")
 }
 
 // thirdTime is the retry state of a message that has failed twice.
@@ -301,70 +200,5 @@ func TestAllocationsOfTheCodec(t *testing.T) {
 		if allocs > c.most {
 			t.Errorf("%s: %v allocations, at most %v expected", name, allocs, c.most)
 		}
-	}
-}
-
-func BenchmarkCodec(b *testing.B) {
-	for name, c := range codec {
-		b.Run(name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				c.run()
-			}
-		})
-	}
-}
-
-// delivered returns a message with ten metadata keys from a real Subscriber, and the middleware on
-// its client.
-func delivered(tb testing.TB) (*middleware.DelayedRetry, *message.Message) {
-	tb.Helper()
-	url, queue := testbroker.URL(tb), testbroker.Queue(tb)
-	policy := backoff.List{time.Second}
-	client, sub := rig.OpenSubscriber(tb, url, topology.PerQueue{}, policy)
-	retry, err := middleware.NewDelayedRetry(client, policy)
-	require.NoError(tb, err)
-	messages, err := sub.Subscribe(tb.Context(), queue)
-	require.NoError(tb, err)
-	headers := amqp.Table{}
-	for i := range 10 {
-		headers[fmt.Sprintf("key-%d", i)] = "value"
-	}
-	rig.Publish(tb, url, "", queue, amqp.Publishing{Headers: headers, Body: []byte("body")})
-	msg := <-messages
-	require.GreaterOrEqual(tb, len(msg.Metadata), 10)
-	tb.Cleanup(func() { msg.Ack() })
-	return retry, msg
-}
-
-func succeed(*message.Message) ([]*message.Message, error) { return nil, nil }
-
-// A success costs no allocation.
-func TestSuccessPathAllocatesNothing(t *testing.T) {
-	retry, msg := delivered(t)
-	handler := retry.Middleware(succeed)
-	require.Zero(t, testing.AllocsPerRun(1000, func() {
-		if _, err := handler(msg); err != nil {
-			t.Fatal(err)
-		}
-	}))
-}
-
-func BenchmarkSuccessPath(b *testing.B) {
-	retry, msg := delivered(b)
-	for _, c := range []struct {
-		name    string
-		handler message.HandlerFunc
-	}{
-		{"bare", succeed},
-		{"Recoverer", wmiddleware.Recoverer(succeed)},
-		{"DelayedRetry", retry.Middleware(succeed)},
-	} {
-		b.Run(c.name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				_, _ = c.handler(msg)
-			}
-		})
 	}
 }

@@ -17,10 +17,10 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/keys"
+	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -30,39 +30,37 @@ func TestDelayedPublishThatIsRoundedUpIsNamed(t *testing.T) {
 	t.Parallel()
 	const ms, s = time.Millisecond, time.Second
 	for name, c := range map[string]struct {
-		strategy topology.Strategy
-		delays   []time.Duration // of WithDelays
+		strategy topology.Strategy // nil: PerQueue
+		delays   []time.Duration   // of WithDelays
 		asked    []time.Duration
 		says     string
 		warning  watermill.LogFields // nil: none
 	}{
 		"no WithDelays": {
-			topology.PerQueue{},
-			nil,
-			[]time.Duration{s, 4 * s, 4 * s, 20 * s},
-			"give the Publisher the delay with topology.WithDelays",
-			watermill.LogFields{
+			asked: []time.Duration{s, 4 * s, 4 * s, 20 * s},
+			says:  "give the Publisher the delay with topology.WithDelays",
+			warning: watermill.LogFields{
 				"asked": 4 * s, "delay": 5 * s, "delays_asked": []time.Duration{s, 4 * s},
 			},
 		},
 		"WithDelays": {
-			topology.PerQueue{},
-			[]time.Duration{3 * s, 9 * s},
-			[]time.Duration{3 * s, 2800 * ms, 9 * s, time.Minute},
-			"", nil,
+			delays: []time.Duration{3 * s, 9 * s},
+			asked:  []time.Duration{3 * s, 2800 * ms, 9 * s, time.Minute},
 		},
 		"levels": {
-			topology.Levels{Prefix: testbroker.Queue(t), Resolution: s, Max: 30 * s},
-			nil,
-			[]time.Duration{3 * s, 1500 * ms},
-			"give topology.Levels a smaller Resolution",
-			watermill.LogFields{"asked": 1500 * ms, "delay": 2 * s, "resolution": s},
+			strategy: topology.Levels{Prefix: testbroker.Queue(t), Resolution: s, Max: 30 * s},
+			asked:    []time.Duration{3 * s, 1500 * ms},
+			says:     "give topology.Levels a smaller Resolution",
+			warning:  watermill.LogFields{"asked": 1500 * ms, "delay": 2 * s, "resolution": s},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			url, queue, logs := testbroker.URL(t), testbroker.Queue(t), &rig.Logs{}
 			rig.DeclareQueue(t, url, queue, nil)
+			if c.strategy == nil {
+				c.strategy = topology.PerQueue{}
+			}
 			client := rig.OpenClient(t, url, c.strategy, topology.WithLogger(logs))
 			pub := rig.NewPublisher(t, client, url, topology.WithDelays(c.delays...))
 			for _, delay := range c.asked {
@@ -84,134 +82,61 @@ func TestDelayedPublishThatIsRoundedUpIsNamed(t *testing.T) {
 	}
 }
 
-// Given delayed messages that wait, when the broker is restarted, then they arrive, and publishing
-// works again.
-func TestDelayedMessageSurvivesARestart(t *testing.T) {
-	t.Parallel()
-	const delay = 3 * time.Second
-	node := testbroker.Private(t, rig.QuickDeadLettering)
-	type service struct {
-		*rig.Service
-		pub      *topology.Publisher
-		arrivals chan rig.Arrival
-	}
-	services := map[string]service{}
-	for _, name := range []string{
-		"quorum", "attempt quorum", "shared quorum", "levels quorum", "returning quorum",
-	} {
-		s := service{arrivals: make(chan rig.Arrival, 10)}
-		s.Service = rig.Start(t, rig.Config{
-			URL: node.URL(), Queue: strings.ReplaceAll(name, " ", "-"), Strategy: rig.Strategies[name](t),
-			Policy: backoff.List{delay}, Configure: rig.QuorumQueue, Handler: rig.Collect(s.arrivals),
-		})
-		s.pub = rig.NewPublisher(t, s.Client, node.URL(), topology.WithDelays(delay))
-		// The first publish takes longer than the next ones.
-		require.NoError(t, s.pub.Publish(s.Queue, rig.DelayedBy(0)))
-		rig.Await(t, s.arrivals)
-		services[name] = s
-	}
-	began := time.Now()
-	for _, s := range services {
-		require.NoError(t, s.pub.Publish(s.Queue, rig.DelayedBy(delay)))
-	}
-	node.Stop(t)
-	node.Start(t)
-	for name, s := range services {
-		got := rig.Await(t, s.arrivals)
-		require.Equal(t, "later", string(got.Msg.Payload), name)
-		require.GreaterOrEqual(t, got.At.Sub(began), delay-rig.Grace, name)
-		rig.WaitFor(t, "publishing to work again with "+name, func() bool {
-			return s.pub.Publish(s.Queue, rig.DelayedBy(0)) == nil
-		})
-		rig.Await(t, s.arrivals)
-	}
-}
-
-// Given Levels, when a message is delayed by forty days, then it waits in a wait queue of days,
-// where it can be seen, and comes back on no round.
-func TestDelayOfFortyDaysIsVisibleOnLevels(t *testing.T) {
-	t.Parallel()
-	const day = 24 * time.Hour
-	url, queue := testbroker.URL(t), testbroker.Queue(t)
-	strategy := topology.Levels{Prefix: testbroker.Queue(t)}
-	rig.RemovePlan(t, url, strategy, queue, nil)
-	plan := rig.Provision(t, url, strategy, queue, rig.Unlisted)
-	pub := rig.NewPublisher(t, rig.OpenClient(t, url, strategy), url)
-	require.NoError(t, pub.Publish(queue, rig.DelayedBy(40*day)))
-	require.Equal(t, 1, rig.Waiting(t, url, plan))
-	route, err := plan.Route(topology.Retry{Delay: 40 * day})
-	require.NoError(t, err)
-	require.GreaterOrEqual(t, route.Delay, 40*day)
-	require.LessOrEqual(t, route.Delay, 40*day+40*day/100)
-	ch := testbroker.Channel(t, url)
-	for _, q := range plan.Queues {
-		if rig.Ready(t, ch, q.Name) == 1 {
-			require.LessOrEqual(t, q.Delay, route.Delay)
-			require.Greater(t, q.Delay, 10*day, "in a wait queue of days, not in rounds")
-			return
-		}
-	}
-	t.Fatal("no wait queue has it")
-}
-
 // Given a delay longer than every wait queue, when a message waits, then the subscriber sends it on
 // new rounds, and it arrives when it is due, as a first attempt.
 func TestDelayedMessageWaitsInRounds(t *testing.T) {
 	t.Parallel()
 	const delay, far = 2500 * time.Millisecond, 40 * 24 * time.Hour
-	const least = delay - rig.Grace
-	arrivals := make(chan rig.Arrival, 10)
-	strategy := topology.PerQueue{WaitSteps: []time.Duration{time.Second}}
-	r := rig.Start(t, rig.Config{
-		Strategy: strategy, Policy: backoff.List{time.Second}, Handler: rig.Collect(arrivals),
-	})
-	pub := rig.NewPublisher(t, r.Client, r.URL)
-	began := time.Now()
-	require.NoError(t, pub.Publish(r.Queue, rig.DelayedBy(far), rig.DelayedBy(delay)))
-	got := rig.Await(t, arrivals)
-	require.Equal(t, 1, got.Attempt)
-	require.GreaterOrEqual(t, got.At.Sub(began), least)
-	seen := middleware.StateOf(got.Msg.Context()).FirstSeen
-	require.GreaterOrEqual(t, seen.Sub(began), least, "first seen when it was due")
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+		arrivals := make(chan rig.Arrival, 10)
+		r := rig.Start(t, rig.Config{
+			URL: broker.URL(), Policy: backoff.List{time.Second}, Handler: rig.Collect(arrivals),
+			Strategy: topology.PerQueue{WaitSteps: []time.Duration{time.Second}},
+		})
+		pub := rig.NewPublisher(t, r.Client, r.URL)
+		began := time.Now()
+		require.NoError(t, pub.Publish(r.Queue, rig.DelayedBy(far), rig.DelayedBy(delay)))
+		got := rig.Await(t, arrivals)
+		require.Equal(t, 1, got.Attempt)
+		require.GreaterOrEqual(t, got.At.Sub(began), delay)
+		seen := middleware.StateOf(got.Msg.Context()).FirstSeen
+		require.GreaterOrEqual(t, seen.Sub(began), delay, "first seen when it was due")
 
-	// The message of forty days can be seen.
-	r.Stop()
-	rig.WaitFor(t, "the message of forty days", func() bool { return r.Waiting()+r.Depth("") == 1 })
-	waiting := rig.Take(t, r.URL, r.Queue)
-	due, err := time.Parse(time.RFC3339Nano, waiting.Headers[keys.NotBefore].(string))
-	require.NoError(t, err)
-	require.WithinRange(t, due, began.Add(far).Add(-rig.Grace), time.Now().Add(far))
+		// The message of forty days can be seen.
+		r.Stop()
+		rig.AwaitDepth(t, r.URL, r.Queue, 1)
+		waiting := rig.Take(t, r.URL, r.Queue)
+		due, err := time.Parse(time.RFC3339Nano, waiting.Headers[keys.NotBefore].(string))
+		require.NoError(t, err)
+		require.Equal(t, far, due.Sub(began))
+	})
 }
 
 // Given Watermill's DelayOnError with a PoisonQueue that publishes again, when the handler fails,
 // then every failure doubles the delay.
 func TestDelayOnError(t *testing.T) {
 	t.Parallel()
-	url, queue := testbroker.URL(t), testbroker.Queue(t)
-	var calls rig.Timeline
-	done := make(chan struct{})
-	delays := backoff.List{time.Second, 2 * time.Second}
-	client := rig.OpenClient(t, url, topology.PerQueue{})
-	pub := rig.NewPublisher(t, client, url, topology.WithDelays(delays...))
-	poison, err := wmiddleware.PoisonQueue(pub, queue)
-	require.NoError(t, err)
-	onError := &wmiddleware.DelayOnError{
-		InitialInterval: time.Second, MaxInterval: time.Minute, Multiplier: 2,
-	}
-	r := rig.Start(t, rig.Config{
-		URL: url, Queue: queue, Policy: delays,
-		Inner: []message.HandlerMiddleware{poison, onError.Middleware},
-		Handle: func(msg *message.Message) error {
-			if calls.Record(msg) < 3 {
-				return rig.ErrFailed
-			}
-			close(done)
-			return nil
-		},
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+		var again message.HandlerFunc
+		var calls rig.Timeline
+		onError := &wmiddleware.DelayOnError{
+			InitialInterval: time.Second, MaxInterval: time.Minute, Multiplier: 2,
+		}
+		r := rig.Start(t, rig.Config{
+			URL: broker.URL(), Policy: backoff.List{time.Second, 2 * time.Second},
+			Handler: func(msg *message.Message) ([]*message.Message, error) { return again(msg) },
+		})
+		pub := rig.NewPublisher(t, r.Client, r.URL, topology.WithDelays(time.Second, 2*time.Second))
+		poison, err := wmiddleware.PoisonQueue(pub, r.Queue)
+		require.NoError(t, err)
+		handle := func(msg *message.Message) ([]*message.Message, error) {
+			return nil, calls.FailUntil(3)(msg)
+		}
+		again = rig.Inside(handle, poison, onError.Middleware)
+		require.NoError(t, pub.Publish(r.Queue, message.NewMessage("id", []byte("again"))))
+		calls.AwaitPassed(t, r.Queue+".wait.1s", r.Queue+".wait.2s")
+		calls.RequireGaps(t, r.Plan, time.Second, 2*time.Second)
 	})
-	require.NoError(t, pub.Publish(queue, message.NewMessage("id", []byte("again"))))
-	rig.Await(t, done)
-	calls.RequireGaps(t, r.Plan, time.Second, 2*time.Second)
 }
 
 // publishingAs returns a marshaler that changes each publishing.
@@ -268,117 +193,76 @@ func TestPublisherReportsUntakenMessages(t *testing.T) {
 	require.ErrorIs(t, err, topology.ErrClosed)
 }
 
-// stamped is a message with a timestamp and an expiration.
-type stamped struct {
-	timestamp  time.Time
-	expiration time.Duration
-	from       string // the start of the expiration
-}
-
-// requireDeadlines fails every message twice and requires that each is then dead, because the next
-// retry would come after its deadline. Its deadline must count from the given start.
-func requireDeadlines(
-	t *testing.T, messages map[string]stamped, options ...topology.SubscriberOption,
-) {
-	t.Helper()
-	began := time.Now()
-	calls := rig.NewBusy()
-	r := rig.Start(t, rig.Config{
-		Policy: backoff.List{100 * time.Millisecond, 240 * time.Hour}, SubscriberOptions: options,
-		Handle: func(msg *message.Message) error {
-			raw, _ := topology.Received(msg.Context())
-			defer calls.Enter(raw.MessageId)()
-			return rig.ErrFailed
-		},
-	})
-	for id, m := range messages {
-		expiration := fmt.Sprint(m.expiration.Milliseconds())
-		r.Publish(amqp.Publishing{MessageId: id, Timestamp: m.timestamp, Expiration: expiration})
-	}
-	for range messages {
-		dead := r.DeadLetter()
-		id := dead.MessageId
-		m := messages[id]
-		require.Equal(t, 2, calls.Of(id), "attempts of %q: %v", id, dead.Headers[header.DeadReason])
-		require.Equal(t, "deadline", dead.Headers[header.DeadReason], id)
-		require.Equal(t, m.from, dead.Headers["millpond-dead-deadline-from"], id)
-		text, _ := dead.Headers["millpond-dead-deadline"].(string)
-		end, err := time.Parse(time.RFC3339Nano, text)
-		require.NoError(t, err, id)
-		if m.from == "timestamp" {
-			require.True(t, m.timestamp.Add(m.expiration).Equal(end), "%s: %v", id, end)
-			continue
-		}
-		require.WithinRange(t, end, began.Add(m.expiration), time.Now().Add(m.expiration), id)
-	}
-}
-
-// Given a timestamp that is not the time of publishing, when the message fails, then the timestamp
-// neither ends it at its first failure nor keeps it alive beyond its expiration.
+// Given a timestamp that is not the time of publishing, or outside the window, when the message
+// fails, then the timestamp neither ends it at its first failure nor keeps it alive beyond its
+// expiration: the message is dead once the next retry would come after its deadline.
 func TestWrongTimestampDecidesNothing(t *testing.T) {
 	t.Parallel()
 	const tenMinutes, day = 10 * time.Minute, 24 * time.Hour
-	now := time.Now().Truncate(time.Second)
-	requireDeadlines(t, map[string]stamped{
-		"no timestamp":                    {time.Time{}, tenMinutes, "arrival"},
-		"just now":                        {now, tenMinutes, "timestamp"},
-		"an hour old, valid for 10 min":   {now.Add(-time.Hour), tenMinutes, "arrival"},
-		"an hour old, valid for two":      {now.Add(-time.Hour), 2 * time.Hour, "timestamp"},
-		"a day and an hour, valid for 3":  {now.Add(-25 * time.Hour), 3 * day, "arrival"},
-		"zero":                            {time.Unix(0, 0), tenMinutes, "arrival"},
-		"30 s ahead, a clock that is off": {now.Add(30 * time.Second), tenMinutes, "timestamp"},
-		"an hour ahead":                   {now.Add(time.Hour), tenMinutes, "arrival"},
-		"milliseconds for seconds":        {time.Unix(now.UnixMilli(), 0), tenMinutes, "arrival"},
-		"before all time":                 {time.Unix(-1<<62, 0), tenMinutes, "arrival"},
-		"after all time":                  {time.Unix(1<<62, 0), tenMinutes, "arrival"},
-	})
-}
-
-// Given a timestamp window, when a timestamp is outside, then the expiration counts from arrival.
-func TestTimestampOutsideTheWindowIsIgnored(t *testing.T) {
-	t.Parallel()
-	const tenMinutes, day = 10 * time.Minute, 24 * time.Hour
-	now := time.Now().Truncate(time.Second)
-	t.Run("none counts", func(t *testing.T) {
-		t.Parallel()
-		requireDeadlines(t, map[string]stamped{
-			"just now":      {now, tenMinutes, "arrival"},
-			"a minute old":  {now.Add(-time.Minute), tenMinutes, "arrival"},
-			"a minute late": {now.Add(time.Minute), tenMinutes, "arrival"},
-		}, topology.WithTimestampWindow(0, 0))
-	})
-	t.Run("wide", func(t *testing.T) {
-		t.Parallel()
-		requireDeadlines(t, map[string]stamped{
-			"a day and an hour, valid for 3": {now.Add(-25 * time.Hour), 3 * day, "timestamp"},
-			"an hour old, valid for 10 min":  {now.Add(-time.Hour), tenMinutes, "arrival"},
-			"an hour ahead":                  {now.Add(time.Hour), tenMinutes, "timestamp"},
-			"zero":                           {time.Unix(0, 0), tenMinutes, "arrival"},
-		}, topology.WithTimestampWindow(72*time.Hour, 2*time.Hour))
-	})
-	t.Run("negative", func(t *testing.T) {
-		t.Parallel()
-		url := testbroker.URL(t)
-		client := rig.OpenClient(t, url, topology.PerQueue{})
-		_, err := client.NewSubscriber(rig.QueueConfig(url), topology.WithTimestampWindow(-1, 0))
-		require.ErrorContains(t, err, "WithTimestampWindow: -1ns and 0s must not be negative")
-	})
-}
-
-// Given a message of a version that did not write the start of a deadline, when it fails, then the
-// deadline is read as before, and no start is invented.
-func TestDeadlineOfAnOlderVersionIsRead(t *testing.T) {
-	t.Parallel()
-	r := rig.Start(t, rig.Config{
-		Policy: backoff.List{100 * time.Millisecond, time.Hour},
-		Handle: rig.Fail,
-	})
-	end := time.Now().Add(10 * time.Minute).UTC().Format(time.RFC3339Nano)
-	r.Publish(forged(r.Queue, "millpond-failures", "1", "millpond-deadline", end))
-	dead := r.DeadLetter()
-	require.Equal(t, "deadline", dead.Headers[header.DeadReason])
-	require.Equal(t, end, dead.Headers["millpond-dead-deadline"])
-	require.NotContains(t, dead.Headers, "millpond-dead-deadline-from")
+	type stamped struct {
+		timestamp  time.Time
+		expiration time.Duration
+		from       string // the start of the expiration
+	}
+	wide := topology.WithTimestampWindow(72*time.Hour, 2*time.Hour)
+	for name, c := range map[string]struct {
+		option   topology.SubscriberOption
+		messages func(now time.Time) map[string]stamped
+	}{
+		"default": {topology.WithConcurrency(1), func(now time.Time) map[string]stamped {
+			return map[string]stamped{
+				"just now":                        {now, tenMinutes, "timestamp"},
+				"an hour old, valid for two":      {now.Add(-time.Hour), 2 * time.Hour, "timestamp"},
+				"a day and an hour, valid for 3":  {now.Add(-25 * time.Hour), 3 * day, "arrival"},
+				"zero":                            {time.Unix(0, 0), tenMinutes, "arrival"},
+				"30 s ahead, a clock that is off": {now.Add(30 * time.Second), tenMinutes, "timestamp"},
+				"an hour ahead":                   {now.Add(time.Hour), tenMinutes, "arrival"},
+			}
+		}},
+		"none counts": {topology.WithTimestampWindow(0, 0), func(now time.Time) map[string]stamped {
+			return map[string]stamped{"just now": {now, tenMinutes, "arrival"}}
+		}},
+		"wide": {wide, func(now time.Time) map[string]stamped {
+			return map[string]stamped{
+				"a day and an hour, valid for 3": {now.Add(-25 * time.Hour), 3 * day, "timestamp"},
+				"an hour ahead":                  {now.Add(time.Hour), tenMinutes, "timestamp"},
+			}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+				began, calls := time.Now(), rig.NewBusy()
+				r := rig.Start(t, rig.Config{
+					URL: broker.URL(), Policy: backoff.List{100 * time.Millisecond, 240 * time.Hour},
+					SubscriberOptions: []topology.SubscriberOption{c.option},
+					Handle: func(msg *message.Message) error {
+						raw, _ := topology.Received(msg.Context())
+						defer calls.Enter(raw.MessageId)()
+						return rig.ErrFailed
+					},
+				})
+				for id, m := range c.messages(began) {
+					expiration := fmt.Sprint(m.expiration.Milliseconds())
+					r.Publish(amqp.Publishing{MessageId: id, Timestamp: m.timestamp, Expiration: expiration})
+					dead := r.DeadLetter()
+					rig.RequireDead(t, dead, "deadline", "2")
+					require.Equal(t, 2, calls.Of(id), id)
+					require.Equal(t, m.from, dead.Headers["millpond-dead-deadline-from"], id)
+					text, _ := dead.Headers["millpond-dead-deadline"].(string)
+					end, err := time.Parse(time.RFC3339Nano, text)
+					require.NoError(t, err, id)
+					if m.from == "timestamp" {
+						require.True(t, m.timestamp.Add(m.expiration).Equal(end), "%s: %v", id, end)
+					} else {
+						require.WithinRange(t, end, began.Add(m.expiration), time.Now().Add(m.expiration), id)
+					}
+				}
+				_, err := r.Client.NewSubscriber(rig.QueueConfig(r.URL), topology.WithTimestampWindow(-1, 0))
+				require.ErrorContains(t, err, "WithTimestampWindow: -1ns and 0s must not be negative")
+			})
+		})
+	}
 }
 
 // Given a delayed message with an expiration, when it is published, then its deadline counts from
