@@ -1,31 +1,21 @@
 package e2e_test
 
 import (
-	"bufio"
-	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"os/exec"
-	"os/signal"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/keys"
-	"github.com/millpond-go/millpond/internal/testing/memnet"
 	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
@@ -35,126 +25,8 @@ import (
 )
 
 const (
-	// crashQueueVar tells this test binary to be the service of TestCrashLoopEnds on a queue.
-	crashQueueVar = "MILLPOND_TEST_CRASH_QUEUE"
-	// crashInFlightVar tells the service its concurrency.
-	crashInFlightVar = "MILLPOND_TEST_CRASH_IN_FLIGHT"
-)
-
-// Given a quorum queue with its default limit and 49 innocent messages, when one message kills
-// each process (-9) that handles it, then it is alone in the DLQ within 15 restarts. The others
-// are handled, and none has lost an attempt (C10). With all 50 in progress at once, the poison is
-// faster than each of the others.
-func TestCrashLoopEnds(t *testing.T) {
-	if queue := os.Getenv(crashQueueVar); queue != "" {
-		crash(t, os.Getenv("AMQP_URL"), queue)
-		return
-	}
-	t.Parallel()
-	for _, c := range []struct{ position, inFlight int }{{0, 1}, {25, 1}, {25, 50}} {
-		t.Run(fmt.Sprintf("poison at %d, %d in flight", c.position, c.inFlight), func(t *testing.T) {
-			t.Parallel()
-			const messages, maxRestarts = 50, 15
-			url, queue := testbroker.URL(t), testbroker.Queue(t)
-			rig.RemovePlan(t, url, topology.PerQueue{}, queue, []time.Duration{time.Second})
-			rig.DeclareQueue(t, url, queue, amqp.Table{"x-queue-type": "quorum"})
-			for i := range messages {
-				body := fmt.Sprint("innocent ", i)
-				if i == c.position {
-					body = "poison"
-				}
-				rig.Publish(t, url, "", queue, rig.Message(body))
-			}
-
-			handled := map[string]int{}
-			deadline := time.Now().Add(2 * rig.Patience)
-			restarts := 0
-			for ; testbroker.Depth(t, url, queue+".dlq") != 1; restarts++ {
-				require.LessOrEqual(t, restarts, maxRestarts, "restarts")
-				require.True(t, time.Now().Before(deadline), "in time")
-				runUntilItDies(t, url, queue, c.inFlight, handled)
-			}
-			t.Logf("%d restarts", restarts)
-			for i := range messages {
-				if i != c.position {
-					body := fmt.Sprint("innocent ", i, " attempt 1")
-					require.Positive(t, handled[body], "%s: %v", body, handled)
-				}
-			}
-			dead := rig.Take(t, url, queue+".dlq")
-			require.Equal(t, "poison", string(dead.Body))
-			rig.RequireDead(t, dead, "crash_loop", "0")
-			require.Zero(t, testbroker.Depth(t, url, queue))
-			require.Zero(t, testbroker.Depth(t, url, queue+".wait.1s"))
-		})
-	}
-}
-
-// runUntilItDies runs the service until the poison kills it, or until the poison is a dead letter
-// and nothing is left. It counts the handled messages.
-func runUntilItDies(t *testing.T, url, queue string, inFlight int, handled map[string]int) {
-	t.Helper()
-	child := exec.Command(os.Args[0], "-test.run=^TestCrashLoopEnds$")
-	child.Env = append(os.Environ(), "AMQP_URL="+url,
-		crashQueueVar+"="+queue, crashInFlightVar+"="+strconv.Itoa(inFlight))
-	out, err := child.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, child.Start())
-	died := make(chan struct{})
-	go func() {
-		defer close(died)
-		for lines := bufio.NewScanner(out); lines.Scan(); {
-			if body, ok := strings.CutPrefix(lines.Text(), "handled "); ok {
-				handled[body]++
-			}
-		}
-		_ = child.Wait() // killed
-	}()
-	rig.WaitFor(t, "the service to die or the poison to be a dead letter", func() bool {
-		select {
-		case <-died:
-			return true
-		default:
-			return testbroker.Depth(t, url, queue+".dlq") == 1 &&
-				testbroker.Depth(t, url, queue) == 0 && testbroker.Depth(t, url, queue+".wait.1s") == 0
-		}
-	})
-	_ = child.Process.Signal(syscall.SIGTERM) // a kill could come between the confirm and the ack
-	<-died
-}
-
-// crash is the service. Its handler kills the process over one message.
-func crash(t *testing.T, url, queue string) {
-	cfg := rig.QueueConfig(url)
-	cfg.Consume.Qos.PrefetchCount = 50
-	rig.QuorumQueue(&cfg)
-	policy := backoff.List{time.Second}
-	client, err := topology.Open(context.Background(), cfg.Connection, topology.PerQueue{})
-	require.NoError(t, err)
-	inFlight, err := strconv.Atoi(os.Getenv(crashInFlightVar))
-	require.NoError(t, err)
-	options := append(rig.InFlight(inFlight), topology.ForPolicy(policy))
-	sub, err := client.NewSubscriber(cfg, options...)
-	require.NoError(t, err)
-	router := rig.Router(t, client, policy, message.RouterConfig{}, watermill.NopLogger{}, nil)
-	router.AddConsumerHandler("handler", queue, sub, func(msg *message.Message) error {
-		if string(msg.Payload) == "poison" {
-			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-			select {}
-		}
-		if inFlight > 1 {
-			<-time.After(100 * time.Millisecond)
-		}
-		fmt.Printf("handled %s attempt %d\n", msg.Payload, middleware.Attempt(msg.Context()))
-		return nil
-	})
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	defer stop()
-	require.NoError(t, router.Run(ctx))
-	require.NoError(t, client.Close())
-}
-
-const (
+	// suspects is the number of messages that the crash guard tries one at a time.
+	suspects = 10
 	// waitingBehind is the number of prefetched deliveries beyond the concurrency.
 	waitingBehind = 10
 	// helpless is the time that a process may take to put a message out of danger. Then it dies all
@@ -258,6 +130,9 @@ func (q *crashQueue) begin() *rig.Mortal {
 	cfg.Queue.Arguments = q.args
 	cfg.Consume.Qos.PrefetchCount = q.concurrency + waitingBehind
 	handle := func(m *rig.Mortal, msg *message.Message) error {
+		if attempt := middleware.Attempt(msg.Context()); attempt != 1 {
+			q.t.Errorf("a death has cost an attempt: this is number %d", attempt)
+		}
 		return q.handle(m, string(msg.Payload))
 	}
 	return rig.StartMortal(q.t, cfg, q.queue, q.concurrency, handle)
@@ -372,39 +247,34 @@ func counted(reasons map[string]string) map[string]int {
 	return n
 }
 
+// eachLimit runs a subtest for each concurrency and declared delivery limit, and numbers them. A
+// limit of 8 is in TestManyDeathsLoseNothingUnderAnUnseenLimit.
+func eachLimit(t *testing.T, run func(t *testing.T, q *crashQueue, i int)) {
+	t.Helper()
+	url := testbroker.URL(t)
+	conn := testbroker.Dial(t, url)
+	var all sync.WaitGroup
+	for i, concurrency := range []int{1, 10, 100} {
+		for j, declared := range []string{"3", "default", "none"} {
+			all.Go(func() {
+				defer rig.Place()()
+				t.Run(fmt.Sprintf("concurrency %d, limit %s", concurrency, declared), func(t *testing.T) {
+					run(t, newCrashQueue(t, conn, url, concurrency, declared), i+j)
+				})
+			})
+		}
+	}
+	all.Wait()
+}
+
 // Given any delivery limit, when process after process dies with its messages in hand, at random
 // moments and at once, and then one lives on, then every message is handled or a dead letter.
 //
 // A death waits until the process has put out of danger the messages that the broker would drop
-// with it; see crashQueue.kill. Every pair of a concurrency, a limit and a length of life is tried,
-// and with MILLPOND_LONG every combination.
+// with it; see crashQueue.kill. Every pair of a concurrency, a limit and a length of life is tried.
 func TestManyDeathsLoseNothing(t *testing.T) {
 	t.Parallel()
-	deaths, all := 24, os.Getenv("MILLPOND_LONG") != "" // more deaths than the default limit
-	if all {
-		deaths = 40
-	}
-	url := testbroker.URL(t)
-	conn := testbroker.Dial(t, url)
-	var runs sync.WaitGroup
-	for i, concurrency := range []int{1, 10, 40, 100} {
-		for j, declared := range rig.DeliveryLimits {
-			for k, life := range []string{"longer", "shorter"} {
-				if (i+j+k)%2 == 1 && !all {
-					continue
-				}
-				name := fmt.Sprintf("concurrency %d, limit %s, %s than a handler", concurrency, declared, life)
-				runs.Go(func() {
-					defer rig.Place()()
-					t.Run(name, func(t *testing.T) {
-						q := newCrashQueue(t, conn, url, concurrency, declared)
-						q.dieOften(life == "longer", deaths)
-					})
-				})
-			}
-		}
-	}
-	runs.Wait()
+	eachLimit(t, func(t *testing.T, q *crashQueue, i int) { q.dieOften(i%2 == 0) })
 }
 
 // Given a small delivery limit that only a policy sets, and a Client that cannot see policies, when
@@ -420,13 +290,14 @@ func TestManyDeathsLoseNothingUnderAnUnseenLimit(t *testing.T) {
 			t.Parallel()
 			q := newCrashQueue(t, conn, node.URL(), concurrency, "default")
 			q.limit = 8
-			q.dieOften(false, 24)
+			q.dieOften(false)
 		})
 	}
 }
 
-// dieOften lets processes die and one live on. They live longer or shorter than a handler runs.
-func (q *crashQueue) dieOften(longer bool, deaths int) {
+// dieOften lets more processes die than the delivery limit has deliveries, and one live on. They
+// live longer or shorter than a handler runs.
+func (q *crashQueue) dieOften(longer bool) {
 	q.t.Helper()
 	var last atomic.Bool
 	q.handle = func(m *rig.Mortal, body string) error {
@@ -435,6 +306,10 @@ func (q *crashQueue) dieOften(longer bool, deaths int) {
 			return rig.ErrDead
 		}
 		return q.work(m, body, 5*time.Millisecond)
+	}
+	deaths := int64(12)
+	if q.limit < 1<<30 {
+		deaths = q.limit + 4
 	}
 	for range deaths {
 		m := q.begin()
@@ -474,42 +349,30 @@ func (q *crashQueue) delivered(m *rig.Mortal) bool {
 func TestOnlyThePoisonOfManyDeathsIsDeadLettered(t *testing.T) {
 	t.Parallel()
 	const maxDeaths = 60
-	url := testbroker.URL(t)
-	conn := testbroker.Dial(t, url)
-	var all sync.WaitGroup
-	for _, concurrency := range []int{1, 10, 40, 100} {
-		for _, declared := range rig.DeliveryLimits {
-			all.Go(func() {
-				defer rig.Place()()
-				t.Run(fmt.Sprintf("concurrency %d, limit %s", concurrency, declared), func(t *testing.T) {
-					q := newCrashQueue(t, conn, url, concurrency, declared)
-					messages := concurrency + 2*waitingBehind
-					poison := fmt.Sprintf("message %d", q.moments.IntN(messages))
-					q.handle = func(m *rig.Mortal, body string) error {
-						if body == poison {
-							q.kill(m)
-						}
-						return q.work(m, body, 20*time.Millisecond)
-					}
-					deaths := -1
-					for over := false; !over; {
-						deaths++
-						require.LessOrEqual(t, deaths, maxDeaths, "deaths")
-						m := q.begin()
-						if deaths == 0 {
-							q.fill(messages)
-						}
-						over = q.outlives(m)
-					}
-					t.Logf("%d deaths", deaths)
-					q.requireNothingLost()
-					want := map[string]string{poison: string(header.ReasonCrashLoop)}
-					require.Equal(t, want, q.reasons, "dead letters")
-				})
-			})
+	eachLimit(t, func(t *testing.T, q *crashQueue, _ int) {
+		messages := q.concurrency + 2*waitingBehind
+		poison := fmt.Sprintf("message %d", q.moments.IntN(messages))
+		q.handle = func(m *rig.Mortal, body string) error {
+			if body == poison {
+				q.kill(m)
+			}
+			return q.work(m, body, 20*time.Millisecond)
 		}
-	}
-	all.Wait()
+		deaths := -1
+		for over := false; !over; {
+			deaths++
+			require.LessOrEqual(t, deaths, maxDeaths, "deaths")
+			m := q.begin()
+			if deaths == 0 {
+				q.fill(messages)
+			}
+			over = q.outlives(m)
+		}
+		t.Logf("%d deaths", deaths)
+		q.requireNothingLost()
+		want := map[string]string{poison: string(header.ReasonCrashLoop)}
+		require.Equal(t, want, q.reasons, "dead letters")
+	})
 }
 
 // Given suspects of the crash guard in two queues of one Client, when the handlers of one queue are
@@ -518,23 +381,31 @@ func TestSuspectsOfOneQueueDoNotStopAnother(t *testing.T) {
 	t.Parallel()
 	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
 		var quick atomic.Int64
-		closeRouter := withSuspects(t, broker, map[string]message.NoPublishHandlerFunc{
-			"slow": func(*message.Message) error {
-				<-time.After(20 * time.Second)
-				return nil
-			},
-			"quick": func(*message.Message) error {
-				quick.Add(1)
-				return nil
-			},
-		})
+		policy, logs := backoff.List{time.Second}, &rig.Logs{}
+		cfg := rig.QueueConfig(broker.URL())
+		rig.QuorumQueue(&cfg)
+		client := rig.OpenWith(t, cfg.Connection, topology.PerQueue{}, topology.WithLogger(logs))
+		sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy), topology.WithConcurrency(4))
+		require.NoError(t, err)
+		router := rig.Router(t, client, policy, message.RouterConfig{}, logs, nil)
+		for queue, handle := range map[string]message.NoPublishHandlerFunc{
+			"slow":  func(*message.Message) error { <-time.After(20 * time.Second); return nil },
+			"quick": func(*message.Message) error { quick.Add(1); return nil },
+		} {
+			require.NoError(t, sub.SubscribeInitialize(queue))
+			router.AddConsumerHandler(queue, queue, sub, handle)
+			for range suspects {
+				rig.Publish(t, broker.URL(), "", queue, amqp.Publishing{Headers: rig.Suspect(queue)})
+			}
+		}
+		rig.Run(t, router)
 		for range 100 {
 			rig.Publish(t, broker.URL(), "", "quick", amqp.Publishing{})
 		}
 		<-time.After(time.Second)
-		require.EqualValues(t, 116, quick.Load())
+		require.EqualValues(t, 100+suspects, quick.Load())
 		<-time.After(10 * time.Minute) // Watermill's Close holds a lock while a handler works
-		closeRouter()
+		require.NoError(t, router.Close())
 	})
 }
 
@@ -549,88 +420,80 @@ func TestASuspectThatIsHeldPassesItsTurnOn(t *testing.T) {
 			}
 		})
 		var tried atomic.Int64
-		handle := func(*message.Message) error {
-			if tried.Add(1) == 1 {
-				return middleware.Permanent(errors.New("refused"))
-			}
-			return nil
+		r := rig.Start(t, rig.Config{
+			URL: broker.URL(), Queue: "orders", Keep: true, Configure: rig.QuorumQueue,
+			Policy: backoff.List{time.Second}, SubscriberOptions: rig.InFlight(4),
+			Handle: func(*message.Message) error {
+				if tried.Add(1) == 1 {
+					return middleware.Permanent(rig.ErrFailed)
+				}
+				return nil
+			},
+		})
+		for range suspects {
+			r.Publish(amqp.Publishing{Headers: rig.Suspect(r.Queue)})
 		}
-		closeRouter := withSuspects(t, broker,
-			map[string]message.NoPublishHandlerFunc{"orders": handle})
-		defer closeRouter()
 		<-time.After(2 * time.Minute) // the confirm timeout, twice, and the time of a new declaration
-		require.EqualValues(t, 16, tried.Load())
+		require.EqualValues(t, suspects, tried.Load())
 	})
 }
 
-// Given messages with the mark of the crash guard, when they come from a producer, then they are
-// handled beside each other as any other. Messages that are back from a wait queue are tried one at
-// a time.
+// Given messages with the mark of the crash guard, when they are back from a wait queue, then they
+// are tried one at a time. Messages whose producer has forged the mark are handled beside them as
+// any other. Close gives back messages whose turn has not come.
 func TestOnlyAMarkFromAWaitQueueMakesASuspect(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
-		headers  func(queue string) amqp.Table
-		together int
-	}{
-		"from a wait queue": {rig.Suspect, 1},
-		"forged": {func(queue string) amqp.Table {
-			return amqp.Table{header.Queue: queue, keys.Interruptions: "1"}
-		}, 16},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
-				handlers := rig.NewBusy()
-				r := rig.Start(t, rig.Config{
-					URL: broker.URL(), Queue: testbroker.Queue(t), Policy: backoff.List{time.Second},
-					Configure: rig.QuorumQueue, SubscriberOptions: rig.InFlight(16),
-					Handle: func(msg *message.Message) error {
-						defer handlers.Enter(string(msg.Payload))()
-						<-time.After(100 * time.Millisecond)
-						return nil
-					},
-				})
-				for i := range 100 {
-					msg := rig.Named(fmt.Sprint(i))
-					msg.Headers = c.headers(r.Queue)
-					r.Publish(msg)
-				}
-				<-time.After(11 * time.Second)
-				require.Equal(t, []int{100, c.together}, []int{handlers.Total(), handlers.Peak()})
-				r.RequireNothingLeft(0)
-			})
-		})
-	}
-}
-
-// withSuspects runs handlers of queues, and sends 16 suspects to each queue.
-func withSuspects(
-	t *testing.T, broker *peer.Server, handlers map[string]message.NoPublishHandlerFunc,
-) (closeRouter func()) {
-	t.Helper()
-	policy := backoff.List{time.Second}
-	cfg := rig.QueueConfig(broker.URL())
-	rig.QuorumQueue(&cfg)
-	cfg.Connection.AmqpConfig = &amqp.Config{Dial: memnet.Dial}
-	logs := &rig.Logs{}
-	client, err := topology.Open(t.Context(), cfg.Connection, topology.PerQueue{},
-		topology.WithLogger(logs))
-	require.NoError(t, err)
-	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy), topology.WithConcurrency(4))
-	require.NoError(t, err)
-	router := rig.Router(t, client, policy, message.RouterConfig{}, logs, nil)
-	for queue, handle := range handlers {
-		require.NoError(t, sub.SubscribeInitialize(queue))
-		router.AddConsumerHandler(queue, queue, sub, handle)
-		for range 16 {
-			rig.Publish(t, broker.URL(), "", queue, amqp.Publishing{
-				Headers: rig.Suspect(queue),
+	const others = 30
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+		tried, done := rig.NewBusy(), rig.NewLedger()
+		next := make(chan struct{})
+		run := func() *rig.Service {
+			return rig.Start(t, rig.Config{
+				URL: broker.URL(), Queue: "orders", Keep: true, Configure: rig.QuorumQueue,
+				Policy: backoff.List{time.Second}, SubscriberOptions: rig.InFlight(64),
+				Handle: func(msg *message.Message) error {
+					body := string(msg.Payload)
+					if strings.HasPrefix(body, "suspect") {
+						defer tried.Enter(body)()
+						select {
+						case <-next:
+						case <-msg.Context().Done():
+							return msg.Context().Err()
+						}
+					}
+					done.Handle(body)
+					return nil
+				},
 			})
 		}
-	}
-	rig.Run(t, router)
-	return func() {
-		require.NoError(t, router.Close())
-		require.NoError(t, client.Close())
-	}
+		r := run()
+		forged := amqp.Table{header.Queue: r.Queue, keys.Interruptions: "1"}
+		for i := range suspects {
+			r.Publish(amqp.Publishing{Headers: rig.Suspect(r.Queue), Body: fmt.Append(nil, "suspect ", i)})
+		}
+		for i := range others {
+			r.Publish(amqp.Publishing{Headers: forged, Body: fmt.Append(nil, i)})
+		}
+		<-time.After(time.Second)
+		require.Equal(t, others, done.Count())
+		for i := range 3 {
+			next <- struct{}{}
+			<-time.After(time.Second)
+			require.Equal(t, 2+i, tried.Distinct())
+		}
+
+		stopped := make(chan struct{})
+		go func() { defer close(stopped); r.Stop() }()
+		defer func() { <-stopped }()
+		rig.WaitFor(t, "others to be given back", func() bool { return r.Depth("") > 0 })
+		require.Equal(t, 1, tried.Now(), "the message in progress goes on")
+		next <- struct{}{}
+		<-stopped
+		r = run()
+		for range suspects - 4 {
+			next <- struct{}{}
+		}
+		r.RequireNothingLeft(0)
+		require.Equal(t, []int{suspects + others, 1}, []int{done.Count(), tried.Peak()})
+	})
 }

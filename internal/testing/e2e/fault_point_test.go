@@ -51,18 +51,6 @@ func (p faultPoint) String() string {
 	return fmt.Sprintf("%2d %s %s %s", p.index+1, place, p.frame, p.kind)
 }
 
-// allowed says the same in words.
-func (c copies) allowed() string {
-	switch {
-	case c.atMost == 0:
-		return "none allowed"
-	case c.atLeast == 0:
-		return "outcome unknown: one allowed"
-	default:
-		return "outcome unknown: one expected"
-	}
-}
-
 // points lists every place between two frames of a recorded leg. Before an answer, the peer has
 // acted on the frame that it answers. Right after that frame the peer may not have acted, so that
 // is another place.
@@ -161,20 +149,25 @@ type journal struct {
 	mu      sync.Mutex
 	proxies map[side]*testbroker.Proxy
 	armed   bool
-	frames  []testbroker.Seen // of the leg, since it was armed
-	fired   bool
 	thawed  func()
+	seen    report
 
-	publish    wirePlace            // of the publish under way
-	tags       map[wirePlace]uint64 // of the last publish there
-	returned   bool
+	publish  wirePlace            // of the publish under way
+	tags     map[wirePlace]uint64 // of the last publish there
+	returned bool
+	open     map[wirePlace][]uint64 // deliveries that are not settled
+}
+
+// report is the content of a journal so far.
+type report struct {
+	fired      bool
 	unanswered int // publishes the client has given up
 	confirms   int
-	open       map[wirePlace][]uint64 // deliveries that are not settled
-	acks       int                    // deliveries that were acked
+	acks       int // deliveries that were acked
 	handled    int
-	excused    int      // acks of other messages
-	early      []string // acks that came before their confirm
+	excused    int               // acks of other messages
+	early      []string          // acks that came before their confirm
+	frames     []testbroker.Seen // of the leg, since it was armed
 }
 
 // wirePlace is the channel that gets the answer to a publish; zero means none.
@@ -218,12 +211,12 @@ func (j *journal) look(s side, seen testbroker.Seen) testbroker.Fault {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	var fault testbroker.Fault
-	if j.armed && s == j.leg.side && !j.fired {
-		if p := j.point; p != nil && p.index == len(j.frames) {
-			j.fired = true
+	if j.armed && s == j.leg.side && !j.seen.fired {
+		if p := j.point; p != nil && p.index == len(j.seen.frames) {
+			j.seen.fired = true
 			fault = testbroker.Fault{Kind: p.kind, After: p.after}
 		}
-		j.frames = append(j.frames, seen)
+		j.seen.frames = append(j.seen.frames, seen)
 	}
 	passes := func() { j.passed(s, seen) }
 	switch {
@@ -241,7 +234,7 @@ func (j *journal) passed(s side, seen testbroker.Seen) {
 	switch {
 	case s == publishing && method == frame.BasicPublish:
 		if j.publish != (wirePlace{}) {
-			j.unanswered++
+			j.seen.unanswered++
 		}
 		j.publish, j.returned = at, false
 		j.tags[at]++
@@ -253,7 +246,7 @@ func (j *journal) passed(s side, seen testbroker.Seen) {
 			break // of another publish
 		}
 		if method == frame.BasicAck && !j.returned {
-			j.confirms++
+			j.seen.confirms++
 		}
 		j.publish = wirePlace{}
 	case s == consuming && method == frame.BasicDeliver:
@@ -262,10 +255,10 @@ func (j *journal) passed(s side, seen testbroker.Seen) {
 	case s == consuming && seen.Up && method == frame.BasicNack:
 		j.settled(at, seen)
 	case s == consuming && seen.Up && method == frame.BasicAck:
-		j.acks += j.settled(at, seen)
-		if j.acks > j.confirms+j.handled+j.excused {
-			j.early = append(j.early, fmt.Sprintf("ack %d after %d confirms and %d successes",
-				j.acks, j.confirms, j.handled))
+		j.seen.acks += j.settled(at, seen)
+		if j.seen.acks > j.seen.confirms+j.seen.handled+j.seen.excused {
+			j.seen.early = append(j.seen.early, fmt.Sprintf("ack %d after %d confirms and %d successes",
+				j.seen.acks, j.seen.confirms, j.seen.handled))
 		}
 	}
 }
@@ -280,19 +273,12 @@ func (j *journal) settled(at wirePlace, seen testbroker.Seen) int {
 	return before - len(j.open[at])
 }
 
-// count adds one to a number of the journal: handled right before the handler returns nil, excused
+// count adds one to a number of the report: handled right before the handler returns nil, excused
 // when an ack of another message comes.
 func (j *journal) count(number *int) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	*number++
-}
-
-// forget drops the publishes so far. They went to a peer that stores nothing.
-func (j *journal) forget() {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.publish, j.unanswered, j.confirms = wirePlace{}, 0, 0
 }
 
 // heal ends a freeze.
@@ -306,21 +292,10 @@ func (j *journal) heal() {
 	j.proxies[j.leg.side].Freeze(false)
 }
 
-// report is the content of the journal so far.
-type report struct {
-	fired          bool
-	unanswered     int
-	confirms, acks int
-	handled        int
-	early          []string
-	frames         []testbroker.Seen
-}
-
 func (j *journal) report() report {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return report{
-		fired: j.fired, unanswered: j.unanswered, confirms: j.confirms, acks: j.acks, handled: j.handled,
-		early: slices.Clone(j.early), frames: slices.Clone(j.frames),
-	}
+	now := j.seen
+	now.early, now.frames = slices.Clone(j.seen.early), slices.Clone(j.seen.frames)
+	return now
 }
