@@ -1,10 +1,7 @@
 package e2e_test
 
 import (
-	"cmp"
 	"errors"
-	"fmt"
-	"maps"
 	"net"
 	"strings"
 	"sync"
@@ -32,50 +29,48 @@ const lateMessages = 5
 // oneCopyEach is a count of publishes without a duplicate.
 var oneCopyEach = map[string]int{"0": 1, "1 dead": 1, "2": 1, "3 dead": 1, "4": 1}
 
-// confirms keeps the publishes that a peer received and has not answered.
-type confirms struct {
-	mu     sync.Mutex
-	held   []*peer.Publish
-	copies map[string]int // by body
-}
-
-func (c *confirms) hold(p *peer.Publish) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.copies[string(p.Body)]++
-	c.held = append(c.held, p)
-}
-
-// each calls f with every publish that is held, and forgets it.
-func (c *confirms) each(f func(*peer.Publish)) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, p := range c.held {
-		f(p)
-	}
-	c.held = nil
-}
-
-// published returns how often each message was published.
-func (c *confirms) published() map[string]int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return maps.Clone(c.copies)
-}
-
 // lateService is a service with five messages in progress. All fail, to be retried or
 // dead-lettered, and a peer takes their copies without an answer.
 type lateService struct {
 	*rig.Service
-	confirms
 	handOvers rig.HandOvers
 	proxy     *testbroker.Proxy // of the publishing connection
+
+	mu     sync.Mutex
+	held   []*peer.Publish // not confirmed
+	copies map[string]int  // by body
 }
 
-// startLate returns the service after so many failed tries of each hand-over.
-func startLate(t *testing.T, broker *peer.Server, tries int) *lateService {
+func (s *lateService) hold(p *peer.Publish) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.copies[string(p.Body)]++
+	s.held = append(s.held, p)
+}
+
+// confirm confirms every publish until all hand-overs have succeeded, stops the service, and
+// requires that nothing was given back.
+func (s *lateService) confirm() {
+	s.T.Helper()
+	rig.WaitFor(s.T, "all hand-overs", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, p := range s.held {
+			p.Ack(p.Tag, false)
+		}
+		s.held = nil
+		return s.handOvers.Succeeded() == lateMessages
+	})
+	s.Stop()
+	assert.Zero(s.T, s.Depth(""), "given back")
+}
+
+const holdIsOver = "Messages could not be stored for as long as a delivery may be held"
+
+// startLate returns the service after a failed try of each hand-over.
+func startLate(t *testing.T, broker *peer.Server) *lateService {
 	t.Helper()
-	s := &lateService{confirms: confirms{copies: map[string]int{}}}
+	s := &lateService{copies: map[string]int{}}
 	s.proxy = testbroker.NewProxy(t, peer.Start(t, s.hold).URL())
 	s.Service = rig.Start(t, rig.Config{
 		URL: broker.URL(), PublisherURL: s.proxy.URL(), Policy: backoff.List{time.Minute},
@@ -95,7 +90,7 @@ func startLate(t *testing.T, broker *peer.Server, tries int) *lateService {
 		s.Publish(msg)
 	}
 	rig.WaitFor(t, "the tries of each hand-over", func() bool {
-		return s.handOvers.AtLeast(lateMessages, tries)
+		return s.handOvers.AtLeast(lateMessages, 1)
 	})
 	return s
 }
@@ -109,16 +104,11 @@ func TestALateConfirmMakesOneCopyOrFewScouts(t *testing.T) {
 		t.Run(late.String(), func(t *testing.T) {
 			rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
 				begun := time.Now()
-				s := startLate(t, broker, 1)
+				s := startLate(t, broker)
 				<-time.After(late - time.Since(begun))
-				rig.WaitFor(t, "all hand-overs", func() bool {
-					s.each(func(p *peer.Publish) { p.Ack(p.Tag, false) })
-					return s.handOvers.Succeeded() == lateMessages
-				})
-				s.Stop()
-				assert.Zero(t, s.Depth(""), "given back")
+				s.confirm()
 				copies := map[bool]int{}
-				for body, n := range s.published() {
+				for body, n := range s.copies {
 					copies[strings.HasSuffix(body, "dead")] += n
 				}
 				assert.Equal(t, map[bool]int{false: 3 + scouts, true: 2 + scouts}, copies)
@@ -133,12 +123,12 @@ func TestALateConfirmMakesOneCopyOrFewScouts(t *testing.T) {
 func TestShutdownWithAnOpenOutcome(t *testing.T) {
 	t.Parallel()
 	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
-		s := startLate(t, broker, 1)
+		s := startLate(t, broker)
 		begun := time.Now()
 		s.Stop()
 		require.LessOrEqual(t, time.Since(begun), 30*time.Second)
 		rig.WaitFor(t, "all messages in their queue", func() bool { return s.Depth("") == lateMessages })
-		assert.Equal(t, oneCopyEach, s.published())
+		assert.Equal(t, oneCopyEach, s.copies)
 	})
 }
 
@@ -149,33 +139,22 @@ func TestShutdownWithAnOpenOutcome(t *testing.T) {
 func TestAHoldEndsBeforeTheConsumerTimeout(t *testing.T) {
 	t.Parallel()
 	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
-		s := startLate(t, broker, 1)
-		const line = "Messages could not be stored for as long as a delivery may be held"
+		s := startLate(t, broker)
 		<-time.After(28 * time.Minute)
-		require.Zero(t, s.Logs.Said(line))
-		s.AwaitLine(line)
+		require.Zero(t, s.Logs.Said(holdIsOver))
+		s.AwaitLine(holdIsOver)
 		<-time.After(5 * time.Minute)
-		rig.WaitFor(t, "all hand-overs", func() bool {
-			s.each(func(p *peer.Publish) { p.Ack(p.Tag, false) })
-			return s.handOvers.Succeeded() == lateMessages
-		})
-		s.Stop()
-		assert.Zero(t, s.Depth(""), "left")
+		s.confirm()
 	})
 }
 
 const (
-	// shortTimeout is the consumer timeout of the nodes here.
+	// shortTimeout is the consumer timeout of the node here.
 	shortTimeout = 8 * time.Second
 	// spentAtMost is how often a message may be delivered again over an outage: once when the
 	// Subscriber stops consuming, and once more when it looks whether the outage is over.
 	spentAtMost = 2
 )
-
-func shortConsumerTimeout(t *testing.T) *testbroker.Node {
-	t.Helper()
-	return testbroker.Private(t, testbroker.WithConsumerTimeout(shortTimeout, shortTimeout/8))
-}
 
 // holding is a service that fails the first attempt of each message, and that cannot store the
 // failed message during an outage.
@@ -191,7 +170,7 @@ type holding struct {
 // publishes on passes nothing. With missing, its wait queue is missing instead, and the service
 // may not declare it.
 type holdingConfig struct {
-	queue, limit            string // default: "orders"; a declared delivery limit
+	limit                   string // a declared delivery limit
 	missing                 bool
 	prefetched, concurrency int
 	unknownTimeout          bool // the Subscriber does not know the consumer timeout
@@ -202,7 +181,7 @@ func startHolding(t *testing.T, node *testbroker.Node, c holdingConfig) *holding
 	h := &holding{deliveries: rig.NewDeliveries(), done: rig.NewLedger()}
 	proxy := testbroker.NewProxy(t, node.URL())
 	h.outage = proxy.Blackhole
-	queue := cmp.Or(c.queue, "orders")
+	queue := testbroker.Queue(t)
 	args, _ := rig.DeliveryLimit(t, c.limit, node.Version())
 	options := []topology.Option{topology.WithConfirmTimeout(time.Second / 2)}
 	if c.missing {
@@ -283,39 +262,39 @@ func (h *holding) requireAllHandled(t *testing.T) {
 	require.Zero(t, h.Depth(".dlq"), "dead letters")
 }
 
-// Given an outage longer than the delivery limit times the consumer timeout, then all messages
-// are retried afterwards, and none came near the limit.
+// Given a short consumer timeout, when messages are held or handled for longer, then all are
+// handled at last, none came near its delivery limit, and nothing stands still. The scenes share a
+// node.
 func TestHoldSpendsNoDeliveries(t *testing.T) {
 	t.Parallel()
-	node := shortConsumerTimeout(t)
-	var all sync.WaitGroup
-	for _, limit := range []string{"3", "default"} {
-		for _, missing := range []bool{false, true} {
-			name := fmt.Sprintf("limit %s, wait queue missing %v", limit, missing)
-			queue := strings.NewReplacer(" ", "-", ",", "").Replace(name)
-			c := holdingConfig{queue: queue, limit: limit, missing: missing, prefetched: 10, concurrency: 5}
-			all.Go(func() {
-				t.Run(name, func(t *testing.T) {
-					h := startHolding(t, node, c)
-					h.during(t, 5*shortTimeout, 5)
-					h.requireAllHandled(t)
-					require.LessOrEqual(t, h.deliveries.HighestCount(), int64(spentAtMost))
-				})
-			})
+	node := testbroker.Private(t, testbroker.WithConsumerTimeout(shortTimeout, shortTimeout/8))
+	scenes := map[string]func(*testing.T, *testbroker.Node){
+		"isolated as often as is allowed": endOfHold,
+		"held one after the other":        heldWithinTheTimeout,
+		"the timeout is learned":          timeoutIsLearned,
+		"a handler that takes longer":     handlerBeyondTheTimeout,
+	}
+	// An outage longer than the delivery limit times the consumer timeout spends no deliveries.
+	for name, missing := range map[string]bool{"outage": false, "wait queue missing": true} {
+		scenes[name] = func(t *testing.T, node *testbroker.Node) {
+			h := startHolding(t, node,
+				holdingConfig{limit: "3", missing: missing, prefetched: 10, concurrency: 5})
+			h.during(t, 4*shortTimeout, 5)
+			h.requireAllHandled(t)
+			require.LessOrEqual(t, h.deliveries.HighestCount(), int64(spentAtMost))
 		}
 	}
-	all.Go(func() {
-		t.Run("isolated as often as is allowed", func(t *testing.T) { endOfHold(t, node) })
-	})
+	var all sync.WaitGroup // not parallel: the scenes wait for most of the time
+	for name, scene := range scenes {
+		all.Go(func() { t.Run(name, func(t *testing.T) { scene(t, node) }) })
+	}
 	all.Wait()
 }
 
 // Given a message that was isolated four times, when its hold ends in an outage, which counts
 // before 4.3, then it is handled afterwards. It is no crash loop, because no process has ended.
 func endOfHold(t *testing.T, node *testbroker.Node) {
-	h := startHolding(t, node, holdingConfig{
-		queue: "isolated", limit: "default", prefetched: 2, concurrency: 1,
-	})
+	h := startHolding(t, node, holdingConfig{limit: "default", prefetched: 2, concurrency: 1})
 	h.outage(true)
 	h.messages = 1
 	msg := rig.Message("isolated")
@@ -323,8 +302,7 @@ func endOfHold(t *testing.T, node *testbroker.Node) {
 	state := header.RetryState{Interruptions: 4, WaitingSince: time.Now()}
 	state.EachHeader(h.Queue, func(key, value string) { msg.Headers[key] = value })
 	h.Publish(msg)
-	const line = "Messages could not be stored for as long as a delivery may be held"
-	rig.WaitFor(t, "the end of the hold", func() bool { return h.Logs.Said(line) > 0 })
+	h.AwaitLine(holdIsOver)
 	h.outage(false)
 	h.requireAllHandled(t)
 }
@@ -332,9 +310,7 @@ func endOfHold(t *testing.T, node *testbroker.Node) {
 // The consumer timeout is the only limit of a hold. Given twenty messages that arrive at once and
 // are held one after the other, then each is held within the timeout since its arrival, and the
 // broker takes none back.
-func TestHeldMessagesKeepWithinTheConsumerTimeout(t *testing.T) {
-	t.Parallel()
-	node := shortConsumerTimeout(t)
+func heldWithinTheTimeout(t *testing.T, node *testbroker.Node) {
 	h := startHolding(t, node, holdingConfig{limit: "none", prefetched: 21, concurrency: 1})
 	h.during(t, 3*shortTimeout, 20)
 	h.requireAllHandled(t)
@@ -346,9 +322,7 @@ func TestHeldMessagesKeepWithinTheConsumerTimeout(t *testing.T) {
 
 // Given a Subscriber that does not know the short consumer timeout, then it learns the timeout
 // when it strikes. That costs one delivery, once.
-func TestConsumerTimeoutIsLearned(t *testing.T) {
-	t.Parallel()
-	node := shortConsumerTimeout(t)
+func timeoutIsLearned(t *testing.T, node *testbroker.Node) {
 	h := startHolding(t, node, holdingConfig{
 		limit: "default", prefetched: 10, concurrency: 5, unknownTimeout: true,
 	})
@@ -359,6 +333,37 @@ func TestConsumerTimeoutIsLearned(t *testing.T) {
 		const line = "The broker has taken deliveries back after its consumer timeout"
 		require.Positive(t, h.Logs.Said(line))
 	}
+}
+
+// Given a handler that works for longer than the consumer timeout, then its context ends,
+// because the broker delivers the message again. The queue goes on at once: from 4.3 on a late
+// ack would keep the next message away for another timeout (F33).
+func handlerBeyondTheTimeout(t *testing.T, node *testbroker.Node) {
+	told, handled := make(chan struct{}, 10), make(chan string, 100)
+	first := true
+	r := rig.Start(t, rig.Config{
+		URL: node.URL(), Policy: backoff.List{time.Second},
+		Configure: func(cfg *wamqp.Config) { rig.QuorumQueue(cfg); rig.Prefetch(1)(cfg) },
+		Handle: func(msg *message.Message) error {
+			if first { // One handler runs at a time.
+				first = false
+				<-msg.Context().Done()
+				told <- struct{}{}
+				return nil // Its ack comes late.
+			}
+			handled <- string(msg.Payload)
+			return nil
+		},
+	})
+	r.Send("slow", "next", "last")
+	begun := time.Now()
+	rig.Await(t, told)
+	for seen := map[string]bool{}; len(seen) < 3; {
+		seen[rig.Await(t, handled)] = true
+	}
+	require.Less(t, time.Since(begun), shortTimeout+rig.Ceiling)
+	r.Stop()
+	require.Zero(t, r.Depth(""))
 }
 
 // Given a publishing connection that passes nothing for 25 minutes, then the message is held, with
@@ -420,7 +425,8 @@ func (p *brokenPublisher) Publish(string, ...*message.Message) error {
 func (p *brokenPublisher) Close() error { return nil }
 
 // Given a handler whose messages cannot be published for twenty minutes, then the router nacks
-// after every middleware. No message spins, is dropped or dead-lettered (C10).
+// after every middleware. No message spins, is dropped or dead-lettered (C10), or waits for as long
+// as the policy says: plans with long delays had no shorter step, and it was away for hours.
 func TestFailingOutgoingPublishesSpinNothing(t *testing.T) {
 	t.Parallel()
 	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
@@ -429,7 +435,7 @@ func TestFailingOutgoingPublishesSpinNothing(t *testing.T) {
 		pub.broken.Store(true)
 		var calls rig.Timeline
 		r := rig.Start(t, rig.Config{
-			URL: broker.URL(), Configure: rig.QuorumQueue, Policy: rig.Quickly(1),
+			URL: broker.URL(), Configure: rig.QuorumQueue, Policy: backoff.List{6 * time.Hour},
 			Publisher: pub, PublishTopic: "elsewhere",
 			Handler: func(msg *message.Message) ([]*message.Message, error) {
 				if attempt := middleware.Attempt(msg.Context()); attempt != 1 {
