@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -13,7 +12,6 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
-	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
@@ -22,7 +20,6 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
-	"github.com/millpond-go/millpond/middleware/budget"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -48,17 +45,12 @@ func goqueueNames(
 }
 
 // goqueueRow: given a policy for each error (linear, exponential, custom; ten times as fast), when
-// messages fail, then each has exactly its retries and then is a dead letter. A message with a
-// rate limit waits for a minute in its own wait queue. A budget sends the excess to the DLQ.
+// messages fail, then each has exactly its retries and then is a dead letter.
 func goqueueRow(t *testing.T, strategy topology.Strategy) {
-	const limited, doomed, ms = 10, 50, time.Millisecond
-	limit := time.Minute
-	if mistake := os.Getenv(mistakeKey); mistake != "" && mistake != "0" {
-		limit = 6 * time.Second // a mistake sends other messages there
-	}
+	const doomed, ms = 50, time.Millisecond
 	linear := backoff.Linear{Initial: 100 * ms, Step: 100 * ms, Retries: 3}
 	errs := map[string]error{"network": &net.OpError{Op: "dial", Err: errors.New("refused")}}
-	others := "linear exponential custom limited database unknown boundary"
+	others := "linear exponential custom database unknown boundary"
 	for _, body := range strings.Fields(others) {
 		errs[body] = errors.New(body)
 	}
@@ -70,7 +62,6 @@ func goqueueRow(t *testing.T, strategy topology.Strategy) {
 		of("exponential", backoff.Exponential{Initial: 100 * ms, Factor: 2, Retries: 4}),
 		of("custom", backoff.List{300 * ms, 100 * ms, 400 * ms}),
 		{Match: backoff.As[*net.OpError](), Policy: backoff.Constant{Interval: 100 * ms, Retries: 2}},
-		of("limited", backoff.Constant{Interval: limit, Retries: 1}),
 		of("database", backoff.Exponential{Initial: 100 * ms, Factor: 4, Retries: 2}),
 		of("boundary", backoff.List{200 * ms, 200 * ms}),
 	}}
@@ -93,7 +84,6 @@ func goqueueRow(t *testing.T, strategy topology.Strategy) {
 		}
 		numbers := map[time.Duration]string{
 			100 * ms: "1", 200 * ms: "2", 300 * ms: "3", 400 * ms: "4", 800 * ms: "5", time.Second: "0",
-			limit: "6",
 		}
 		all := make([]string, len(delays))
 		for i, d := range delays {
@@ -101,7 +91,7 @@ func goqueueRow(t *testing.T, strategy topology.Strategy) {
 		}
 		return all
 	}
-	calls := map[string]*rig.Timeline{"boundary": {}, "limited": {}}
+	calls := map[string]*rig.Timeline{"boundary": {}}
 	for body := range want {
 		calls[body] = &rig.Timeline{}
 	}
@@ -138,107 +128,13 @@ func goqueueRow(t *testing.T, strategy topology.Strategy) {
 	require.Equal(t, slices.Repeat(names(200*ms), 2*doomed), waits)
 	require.Zero(t, rounds.Of(""))
 	if named {
-		require.Equal(t, names(100*ms, 200*ms, 300*ms, 400*ms, 800*ms, time.Second, limit),
-			rig.QueueNames(r.Plan)[:7], "a queue for each attempt")
+		require.Equal(t, names(100*ms, 200*ms, 300*ms, 400*ms, 800*ms, time.Second),
+			rig.QueueNames(r.Plan)[:6], "a queue for each attempt")
 		require.Equal(t, queue+"__dlx", r.Plan.Dead.Exchange)
 		require.Equal(t, queue+"__retry_exchange", r.Plan.WaitSteps[0].Exchange)
 	}
-
-	r.Send(slices.Repeat([]string{"limited"}, limited)...)
-	rig.WaitFor(t, "all messages of the rate limit to wait", func() bool {
-		return r.Depth("") == 0 && r.Waiting() == limited
-	})
-	if r.Plan.Levels == nil {
-		waiting := testbroker.Depth(t, url, names(limit)[0])
-		require.Equal(t, limited, waiting, "in the queue of the rate limit")
-	}
 	r.Stop()
-	require.Equal(t, 0, r.Depth(""))
-	require.Equal(t, 0, testbroker.Depth(t, url, graveyard))
-	requireBudget(t, strategy)
-}
-
-// requireBudget requires that a budget grants its retries and sends the excess to the DLQ.
-func requireBudget(t *testing.T, strategy topology.Strategy) {
-	t.Helper()
-	const granted, messages = 5, 8
-	budget, err := budget.New(
-		budget.Config{Window: time.Minute, Retries: granted, DeadLetter: true})
-	require.NoError(t, err)
-	var handled rig.Timeline
-	r := rig.Start(t, rig.Config{
-		Strategy:     rig.WithDeadLetters(strategy, topology.DeadLetters{}),
-		Policy:       backoff.List{100 * time.Millisecond},
-		RetryOptions: []middleware.Option{middleware.WithBudget(budget)},
-		Handle:       handled.FailFirst,
-	})
-	rig.Fill(t, r.URL, r.Queue, messages)
-	for range messages - granted {
-		require.Equal(t, "over_budget", r.DeadLetter().Headers[header.DeadReason])
-	}
-	rig.WaitFor(t, "the others to be handled", func() bool { return handled.Count() == granted })
-	r.RequireNothingLeft(0)
-}
-
-// Given a thousand messages that always fail, when each has had its last attempt, then each is in
-// the DLQ after exactly as many attempts. No attempt misses its queue.
-func TestNoneIsLostAtTheLastAttempt(t *testing.T) {
-	t.Parallel()
-	const messages, delay = 1000, 100 * time.Millisecond
-	url, queue := testbroker.URL(t), testbroker.Queue(t)
-	strategy, graveyard := goqueueNames(t, url, queue,
-		topology.PerAttempt{Delays: []time.Duration{delay, delay, delay}})
-	var calls rig.Timeline
-	r := rig.Start(t, rig.Config{
-		URL: url, Queue: queue, Strategy: strategy, Policy: rig.Quickly(3),
-		SubscriberOptions: rig.InFlight(50),
-		Handle:            calls.Fail,
-	})
-	rig.Fill(t, url, queue, messages)
-	rig.AwaitDepth(t, url, graveyard, messages)
-	r.Stop()
-	require.Equal(t, 4*messages, calls.Count())
-	require.Equal(t, 0, r.Depth(""))
-	require.Equal(t, 0, r.Waiting())
-	require.Equal(t, -1, r.Depth("__retry.4"), "no queue for a fourth retry")
-}
-
-// Given no retry or a permanent error, when the handler fails once, then the message goes straight
-// to the DLQ.
-func TestMessageWithoutRetriesIsDeadLetteredAtOnce(t *testing.T) {
-	t.Parallel()
-	also, one := errors.New("also"), backoff.List{time.Second}
-	for name, c := range map[string]struct {
-		policy backoff.Policy
-		err    error
-		reason string
-	}{
-		"empty list": {backoff.List{}, rig.ErrFailed, "exhausted"},
-		"no retries": {backoff.None{}, rig.ErrFailed, "exhausted"},
-		"marked":     {one, fmt.Errorf("refuse: %w", middleware.Permanent(rig.ErrFailed)), "permanent"},
-		"classified": {one, errors.Join(also, rig.ErrFailed), "permanent"},
-		"first of a join": {
-			one, errors.Join(also, middleware.Permanent(errors.New("never"))), "permanent",
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var calls rig.Timeline
-			config := rig.Config{Policy: c.policy, Handle: func(*message.Message) error {
-				calls.Add()
-				return c.err
-			}}
-			if name == "classified" {
-				permanent := middleware.PermanentErrors(rig.ErrFailed)
-				config.RetryOptions = []middleware.Option{middleware.WithClassifier(permanent)}
-			}
-			r := rig.Start(t, config)
-			r.Send("order 1")
-			rig.RequireDead(t, r.DeadLetter(), c.reason, "1")
-			r.Stop()
-			require.Equal(t, 1, calls.Count())
-		})
-	}
+	require.Equal(t, []int{0, 0}, []int{r.Depth(""), testbroker.Depth(t, url, graveyard)})
 }
 
 // Given a handler that passes on the message that it received, when the message fails on the next
@@ -277,34 +173,4 @@ func TestForwardedMessageStartsAtAttemptOne(t *testing.T) {
 	rig.AwaitAttempts(t, attempts, 1, 2)
 	require.Equal(t, "2", dead.Headers[header.DeadFailures])
 	require.Equal(t, second.Queue, dead.Headers[header.DeadQueue])
-}
-
-// Given a dead letter, when a plain get and publish moves it back with all its headers, then it
-// starts at attempt one, with its history.
-func TestDeadLetterMovedBackStartsAtAttemptOne(t *testing.T) {
-	t.Parallel()
-	attempts, past := make(chan int, 10), make(chan int, 10)
-	r := rig.Start(t, rig.Config{
-		Policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 1},
-		Handle: func(msg *message.Message) error {
-			attempts <- middleware.Attempt(msg.Context())
-			past <- len(middleware.StateOf(msg.Context()).History)
-			return rig.ErrFailed
-		},
-	})
-	r.Publish(amqp.Publishing{Body: []byte("again"), MessageId: "id-9"})
-	for round := range 2 {
-		dead := r.DeadLetter()
-		require.Equal(t, "2", dead.Headers[header.DeadFailures])
-		for attempt := 1; attempt <= 2; attempt++ {
-			require.Equal(t, attempt, <-attempts)
-			require.Equal(t, 2*round+attempt-1, <-past)
-		}
-		if round == 0 {
-			r.Publish(amqp.Publishing{Headers: dead.Headers, MessageId: dead.MessageId, Body: dead.Body})
-		} else {
-			require.Contains(t, dead.Headers[keys.DeadHistory], `"reason":"exhausted"`)
-			require.Equal(t, r.Queue, dead.Headers[keys.OriginRoutingKey])
-		}
-	}
 }

@@ -23,7 +23,6 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/frame"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -41,18 +40,13 @@ func recording(t testing.TB, name string) [][]byte {
 	return lines
 }
 
-// plain is a TCP connection that speaks AMQP 0-9-1 by hand, on channel 1. It sends and sees the
-// bytes of properties.
+// plain is a TCP connection that speaks AMQP 0-9-1 by hand, on channel 1. It sends the bytes of
+// properties.
 type plain struct {
 	t    testing.TB
 	conn net.Conn
 	in   *bufio.Reader
 }
-
-const (
-	basicGet   frame.Method = 60<<16 | 70
-	basicGetOk frame.Method = 60<<16 | 71
-)
 
 func dialTCP(t testing.TB, url string) *plain {
 	t.Helper()
@@ -96,65 +90,6 @@ func (p *plain) await(want frame.Method) frame.Frame {
 	require.NoError(p.t, err)
 	require.Equal(p.t, want, f.Method(), "%x", []byte(f))
 	return f
-}
-
-// got is a message as the broker sends it.
-type got struct {
-	properties map[string][]byte // the properties that are there, without the headers
-	name       string            // see caseOf
-	body       []byte
-}
-
-// get takes the next message of a queue, which goes back when the connection ends.
-func (p *plain) get(queue string) got {
-	p.t.Helper()
-	p.send(frame.NewMethod(1, basicGet, []byte{0, 0}, frame.Short(queue), []byte{0}))
-	p.await(basicGetOk)
-	header, err := frame.Read(p.in)
-	require.NoError(p.t, err)
-	g := got{properties: propertiesOf(header.Payload())}
-	for _, before := range []string{"\x04caseS\x00\x00\x00", "\xa1\x04case\xa1"} {
-		if _, name, ok := bytes.Cut(header.Payload(), []byte(before)); ok {
-			g.name = string(name[1 : 1+name[0]])
-		}
-	}
-	if id := g.properties["message id"]; g.name == "" && id != nil {
-		g.name = string(id[1:])
-	}
-	for size := binary.BigEndian.Uint64(header.Payload()[4:]); uint64(len(g.body)) < size; {
-		body, err := frame.Read(p.in)
-		require.NoError(p.t, err)
-		g.body = append(g.body, body.Payload()...)
-	}
-	return g
-}
-
-// The properties in the order in which they are sent.
-var propertyNames = []string{
-	"content type", "content encoding", "headers", "delivery mode", "priority", "correlation id",
-	"reply to", "expiration", "message id", "timestamp", "type", "user id", "app id", "cluster id",
-}
-
-func propertiesOf(header []byte) map[string][]byte {
-	flags, rest := binary.BigEndian.Uint16(header[12:]), header[14:]
-	found := map[string][]byte{}
-	for i, name := range propertyNames {
-		if flags&(1<<(15-i)) == 0 {
-			continue
-		}
-		size := 1 + int(rest[0])
-		switch name {
-		case "headers":
-			rest = rest[4+binary.BigEndian.Uint32(rest):]
-			continue
-		case "delivery mode", "priority":
-			size = 1
-		case "timestamp":
-			size = 8
-		}
-		found[name], rest = rest[:size], rest[size:]
-	}
-	return found
 }
 
 // replay091 publishes recorded messages, confirmed, and returns their number.
@@ -253,16 +188,20 @@ func kept(d *amqp.Delivery) []any {
 	}
 }
 
+// letter is a message as it arrived first, as its handler got it, and as it was dead-lettered.
+type letter struct {
+	arrived, dead amqp.Delivery
+	attempts      []amqp.Delivery
+	deaths        int
+}
+
 // foreignRig is a service. Its queue and a witness are bound to the exchange of the recordings.
-// Every message fails twice. Of two messages with one name, the first then succeeds and the second
-// dies.
+// Every message fails on each attempt.
 type foreignRig struct {
 	*rig.Service
-	node      *testbroker.Node
-	mu        sync.Mutex
-	attempts  map[string][]amqp.Delivery
-	third     map[string]int
-	succeeded int
+	node    *testbroker.Node
+	mu      sync.Mutex
+	letters map[string]*letter // by name
 }
 
 func newForeignRig(t *testing.T) *foreignRig {
@@ -271,134 +210,70 @@ func newForeignRig(t *testing.T) *foreignRig {
 	if strings.HasPrefix(node.Version(), "3.") {
 		node.Enable(t, "rabbitmq_amqp1_0")
 	}
-	f := &foreignRig{node: node, attempts: map[string][]amqp.Delivery{}, third: map[string]int{}}
+	f := &foreignRig{node: node}
 	f.Service = rig.Start(t, rig.Config{
 		URL: node.URL(), Configure: rig.QuorumQueue,
 		Policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 2},
 		Handle: func(msg *message.Message) error {
 			raw, _ := topology.Received(msg.Context())
-			name := caseOf(&raw)
 			f.mu.Lock()
 			defer f.mu.Unlock()
-			f.attempts[name] = append(f.attempts[name], raw)
-			if middleware.Attempt(msg.Context()) < 3 {
-				return rig.ErrFailed
-			}
-			if f.third[name]++; f.third[name] == 1 {
-				f.succeeded++
-				return nil
-			}
+			l := f.letter(&raw)
+			l.attempts = append(l.attempts, raw)
 			return rig.ErrFailed
 		},
 	})
-	ch := testbroker.Channel(t, f.URL)
 	rig.DeclareExchange(t, f.URL, "recorded", "fanout")
-	rig.DeclareQueue(t, f.URL, "witness", amqp.Table{"x-queue-type": "quorum"})
-	for _, queue := range []string{"witness", f.Queue} {
-		require.NoError(t, ch.QueueBind(queue, "", "recorded", false, nil))
-	}
+	rig.BindQueue(t, f.URL, "witness", "recorded", "")
+	require.NoError(t, testbroker.Channel(t, f.URL).QueueBind(f.Queue, "", "recorded", false, nil))
 	return f
 }
 
-// letter is a message as it arrived first and as it was dead-lettered.
-type letter struct {
-	arrived, dead     amqp.Delivery
-	arrivedAs, deadAs got
-	attempts          []amqp.Delivery
-	deadOnce          bool
+// letter returns the letter with the name of a delivery. f.mu is held.
+func (f *foreignRig) letter(d *amqp.Delivery) *letter {
+	name := caseOf(d)
+	if f.letters[name] == nil {
+		f.letters[name] = &letter{}
+	}
+	return f.letters[name]
 }
 
-// replayed replays a recording twice and returns the letters by their names.
+// replayed replays a recording and returns the letters by their names.
 func (f *foreignRig) replayed(
 	t *testing.T, replay func(testing.TB, string, [][]byte) int, file string,
 ) map[string]*letter {
 	t.Helper()
-	lines, dlq := recording(t, file), f.Queue+".dlq"
 	f.mu.Lock()
-	clear(f.attempts)
-	clear(f.third)
-	f.succeeded = 0
+	f.letters = map[string]*letter{}
 	f.mu.Unlock()
-	n := replay(t, f.URL, lines)
-	require.Equal(t, n, replay(t, f.URL, lines))
-	rig.WaitFor(t, "each to succeed once and die once", func() bool {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		return f.succeeded == n && testbroker.Depth(t, f.URL, dlq) == n
-	})
-	require.Equal(t, 2*n, testbroker.Depth(t, f.URL, "witness"))
-	letters := map[string]*letter{}
-	named := func(d *amqp.Delivery) *letter {
-		name := caseOf(d)
-		if letters[name] == nil {
-			f.mu.Lock()
-			letters[name] = &letter{attempts: f.attempts[name]}
-			f.mu.Unlock()
-		}
-		return letters[name]
+	n := replay(t, f.URL, recording(t, file))
+	witnessed, dead := rig.Drain(t, f.URL, "witness", n), rig.Drain(t, f.URL, f.Queue+".dlq", n)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, d := range witnessed {
+		f.letter(&d).arrived = d
 	}
-	f.taken("witness", 2*n, func(d amqp.Delivery, as got) {
-		l := named(&d)
-		l.arrived, l.arrivedAs = d, as
-	})
-	f.taken(dlq, n, func(d amqp.Delivery, as got) {
-		l := named(&d)
-		require.False(t, l.deadOnce, "%q died twice", caseOf(&d))
-		l.dead, l.deadAs, l.deadOnce = d, as, true
-	})
-	require.Len(t, letters, n)
-	return letters
-}
-
-// taken empties a queue and yields each message as amqp091-go reads it and as the broker sends it.
-// The messages go back in between, and not every version keeps their order.
-func (f *foreignRig) taken(queue string, n int, yield func(amqp.Delivery, got)) {
-	f.T.Helper()
-	p := dialPlain(f.T, f.URL)
-	sent := map[string]got{}
-	for range n {
-		g := p.get(queue)
-		sent[g.name] = g
+	for _, d := range dead {
+		l := f.letter(&d)
+		l.dead = d
+		l.deaths++
 	}
-	require.NoError(f.T, p.conn.Close())
-	rig.AwaitDepth(f.T, f.URL, queue, n)
-	ch := testbroker.Channel(f.T, f.URL)
-	for range n {
-		rig.WaitFor(f.T, "a message in "+queue, func() bool {
-			d, ok, err := ch.Get(queue, true)
-			require.NoError(f.T, err)
-			if ok {
-				yield(d, sent[caseOf(&d)])
-			}
-			return ok
-		})
-	}
+	require.Equal(t, []int{n, n}, []int{len(witnessed), len(f.letters)})
+	return f.letters
 }
 
 // requireAsArrived requires that attempts and dead letter are equal to the message as it arrived,
 // except for the differences that docs/compatibility.md names.
 func requireAsArrived(t *testing.T, name string, l *letter) {
 	t.Helper()
-	require.Len(t, l.attempts, 6, "%q: three attempts of each of the two", name)
+	require.Len(t, l.attempts, 3, name)
 	for i := range l.attempts {
 		require.Equal(t, kept(&l.arrived), kept(&l.attempts[i]), "%q, delivery %d", name, i+1)
 	}
-	require.True(t, l.deadOnce, name)
+	require.Equal(t, 1, l.deaths, "%q: deaths", name)
 	require.Equal(t, kept(&l.arrived), kept(&l.dead), name)
-	require.Equal(t, l.arrivedAs.body, l.deadAs.body, name)
-
-	want := map[string][]byte{"delivery mode": {amqp.Persistent}}
-	for property, value := range l.arrivedAs.properties {
-		switch property {
-		case "delivery mode", "expiration", "user id", "cluster id":
-			continue
-		}
-		if property != "timestamp" && bytes.Equal(value, []byte{0}) {
-			continue // an empty text and priority 0 count as missing
-		}
-		want[property] = value
-	}
-	require.Equal(t, want, l.deadAs.properties, name)
+	require.Equal(t, []any{amqp.Persistent, "", ""},
+		[]any{l.dead.DeliveryMode, l.dead.Expiration, l.dead.UserId}, name)
 }
 
 // Given recorded messages of pika, amqplib and an AMQP 1.0 client, when they fail, then each is

@@ -14,6 +14,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/keys"
+	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
@@ -45,8 +46,8 @@ func orphan(t *testing.T, url, queue string, msg amqp.Publishing) {
 	rig.AwaitDepth(t, url, queue, 1)
 }
 
-// Given a dead letter of any reason that a service can make, then the hook is told of it once,
-// after the broker has confirmed it and before the delivery is acked.
+// Given a dead letter of DelayedRetry, or of the Subscriber for any reason, then the hook is told
+// of it once, after the broker has confirmed it and before the delivery is acked.
 func TestTheHookIsToldOfEveryReason(t *testing.T) {
 	t.Parallel()
 	permanent := func(*message.Message) error { return middleware.Permanent(rig.ErrFailed) }
@@ -56,8 +57,6 @@ func TestTheHookIsToldOfEveryReason(t *testing.T) {
 		require.NoError(t, err)
 		return middleware.WithBudget(b)
 	}
-	expiring := rig.Message("letter")
-	expiring.Expiration = "60000"
 	big := rig.Message("letter")
 	big.Headers = amqp.Table{"big": strings.Repeat("x", 130_000)}
 	type testCase struct {
@@ -72,17 +71,6 @@ func TestTheHookIsToldOfEveryReason(t *testing.T) {
 	hour := backoff.List{time.Hour}
 	rig.Each(t, map[string]testCase{
 		"permanent": {reason: header.ReasonPermanent, err: "closed", c: rig.Config{Handle: permanent}},
-		"exhausted": {
-			reason: header.ReasonExhausted, err: "closed",
-			c: rig.Config{Policy: rig.Quickly(1), Handle: rig.Fail},
-		},
-		"max age": {
-			reason: header.ReasonMaxAge, err: "closed", c: rig.Config{Handle: rig.Fail},
-			option: func(*testing.T) middleware.Option { return middleware.WithMaxAge(time.Minute) },
-		},
-		"deadline": {
-			reason: header.ReasonDeadline, err: "closed", c: rig.Config{Handle: rig.Fail}, msg: expiring,
-		},
 		"over budget": {
 			reason: header.ReasonOverBudget, err: "closed", c: rig.Config{Handle: rig.Fail},
 			option: budget, before: 1,
@@ -181,58 +169,47 @@ func requireToldOfMisdirected(t *testing.T, told chan middleware.DeadLetter, bod
 }
 
 // Given hooks that panic, end their goroutine or hang, when the Subscriber makes a dead letter,
-// then there is one dead letter, the others are handled, and Close does not wait.
+// then there is one dead letter, the others are handled, and Close does not wait. The context of a
+// hook that hangs ends, and the message is acked, before the broker takes the delivery back: else
+// each redelivery would make another dead letter.
 func TestABadHookHoldsNothingUp(t *testing.T) {
 	t.Parallel()
-	rig.Each(t, map[string]func(release <-chan struct{}){
-		"panics":             func(<-chan struct{}) { panic("of mine") },
-		"ends its goroutine": func(<-chan struct{}) { runtime.Goexit() },
-		"hangs":              func(release <-chan struct{}) { <-release },
-	}, func(t *testing.T, bad func(<-chan struct{})) {
-		release := make(chan struct{})
-		t.Cleanup(func() { close(release) })
-		called, handled := make(chan struct{}, 10), make(chan string, 10)
-		r := rig.Start(t, rig.Config{
-			Policy: backoff.List{time.Second}, Configure: rig.Picky,
-			RetryOptions: []middleware.Option{middleware.WithDeadLetterHook(
-				func(context.Context, middleware.DeadLetter) {
-					called <- struct{}{}
-					bad(release)
-				})},
-			SubscriberOptions: []topology.SubscriberOption{
-				topology.WithDrainTimeout(time.Second), topology.WithConcurrency(2),
-			},
-			Handle: func(msg *message.Message) error { handled <- string(msg.Payload); return nil },
+	rig.Each(t, map[string]func(ctx context.Context, release <-chan struct{}){
+		"panics":             func(context.Context, <-chan struct{}) { panic("of mine") },
+		"ends its goroutine": func(context.Context, <-chan struct{}) { runtime.Goexit() },
+		"hangs":              func(_ context.Context, release <-chan struct{}) { <-release },
+		"hangs until it is asked to end, and longer": func(ctx context.Context, release <-chan struct{}) {
+			<-ctx.Done()
+			<-release
+		},
+	}, func(t *testing.T, bad func(context.Context, <-chan struct{})) {
+		rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+			release := make(chan struct{})
+			t.Cleanup(func() { close(release) })
+			called, handled := make(chan struct{}, 10), make(chan string, 10)
+			r := rig.Start(t, rig.Config{
+				URL: broker.URL(), Policy: backoff.List{time.Second}, Configure: rig.Picky,
+				RetryOptions: []middleware.Option{middleware.WithDeadLetterHook(
+					func(ctx context.Context, _ middleware.DeadLetter) {
+						called <- struct{}{}
+						bad(ctx, release)
+					})},
+				SubscriberOptions: []topology.SubscriberOption{
+					topology.WithDrainTimeout(time.Second), topology.WithConcurrency(2),
+					topology.WithConsumerTimeout(4 * time.Second),
+				},
+				Handle: func(msg *message.Message) error { handled <- string(msg.Payload); return nil },
+			})
+			r.Send("refuse", "fine")
+			rig.Await(t, called)
+			require.Equal(t, "fine", rig.Await(t, handled))
+			if strings.Contains(t.Name(), "longer") {
+				r.AwaitLine("Dead-letter hook did not return, acking its message without it")
+			}
+			r.RequireNothingLeft(1)
+			require.Empty(t, called)
 		})
-		r.Send("refuse", "fine")
-		rig.Await(t, called)
-		require.Equal(t, "fine", rig.Await(t, handled))
-		r.RequireNothingLeft(1)
-		require.Empty(t, called)
 	})
-}
-
-// Given a hook that hangs, when the Subscriber makes a dead letter, then the hook's context ends
-// and the message is acked before the broker takes the delivery back: else each redelivery would
-// make another dead letter.
-func TestAHangingHookMadeDeadLettersWithoutEnd(t *testing.T) {
-	t.Parallel()
-	release, asked := make(chan struct{}), make(chan struct{})
-	t.Cleanup(func() { close(release) })
-	r := rig.Start(t, rig.Config{
-		Policy: backoff.List{time.Second}, Configure: rig.Picky, Handle: rig.Succeed,
-		RetryOptions: []middleware.Option{middleware.WithDeadLetterHook(
-			func(ctx context.Context, _ middleware.DeadLetter) {
-				<-ctx.Done()
-				close(asked) // panics if the message is dead-lettered again
-				<-release
-			})},
-		SubscriberOptions: []topology.SubscriberOption{topology.WithConsumerTimeout(4 * time.Second)},
-	})
-	r.Send("refuse")
-	rig.Await(t, asked)
-	r.AwaitLine("Dead-letter hook did not return, acking its message without it")
-	r.RequireNothingLeft(1)
 }
 
 // Given two services of one Client, when one of their Subscribers makes a dead letter, then with

@@ -260,7 +260,7 @@ func TestHostileMessages(t *testing.T) {
 		}
 		rig.WaitFor(t, "the message of ten years to be back", func() bool { return r.Depth("") == 1 })
 		require.Equal(t, "forever", rig.Take(t, url, queue).MessageId)
-	})
+	}, "quorum", "levels classic", "returning quorum")
 }
 
 // requireDead requires the reason and the kept properties of a dead letter.
@@ -290,29 +290,6 @@ func requireDead(t testing.TB, id string, c hostile, d amqp.Delivery) {
 		require.NotContains(t, d.Headers, key, id)
 	}
 	require.NotEqual(t, int64(99), d.Headers["x-delivery-count"], id)
-}
-
-// Given a message with the user id of its producer, when it fails, then its copies have no user id.
-// The broker compares the id with the publisher (F15) and would refuse every retry.
-func TestForeignUserIDIsRetried(t *testing.T) {
-	t.Parallel()
-	node := testbroker.Private(t)
-	node.Grant(t, testbroker.Everything("/", "producer"))
-	var attempts rig.Timeline
-	r := rig.Start(t, rig.Config{
-		URL: node.URL(), Policy: backoff.List{100 * time.Millisecond},
-		Handle: func(msg *message.Message) error {
-			raw, _ := topology.Received(msg.Context())
-			if attempts.Add() == 1 && raw.UserId != "producer" {
-				t.Errorf("the first attempt has user id %q", raw.UserId)
-			}
-			return rig.ErrFailed
-		},
-	})
-	rig.Publish(t, node.URLOf("producer"), "", r.Queue, amqp.Publishing{UserId: "producer"})
-	require.Empty(t, r.DeadLetter().UserId)
-	require.Equal(t, 2, attempts.Count())
-	r.RequireOneConnection()
 }
 
 // withFrames returns a configuration with a largest size of frames.
@@ -359,12 +336,14 @@ func TestSmallFrameIsRefused(t *testing.T) {
 }
 
 // Given the least frame, then a message has room for all headers of a retry but the history,
-// and for the error's text, with properties and names as long as AMQP allows.
+// and for the text of an error of 1 MB that is not UTF-8, which is cut. Properties and names are as
+// long as AMQP allows.
 func TestLeastFrameTakesEveryNote(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	queue += strings.Repeat("q", 255-len(queue)-len(".wait.1s"))
 	exchange, key := queue+"-exchan", strings.Repeat("k", 255)
+	huge := errors.New(strings.Repeat("\xff\xfe€", 250_000))
 	testbroker.Delete(t, queue)
 	rig.RemovePlan(t, url, topology.PerQueue{}, queue, backoff.List{time.Second})
 	ch := testbroker.Channel(t, url)
@@ -373,7 +352,7 @@ func TestLeastFrameTakesEveryNote(t *testing.T) {
 	r := rig.Start(t, rig.Config{
 		Queue: queue, Keep: true, Policy: backoff.List{time.Second},
 		Configure: func(cfg *wamqp.Config) { cfg.Connection = withFrames(url, 16384).Connection },
-		Handle:    func(*message.Message) error { return errors.New(strings.Repeat("e", 5000)) },
+		Handle:    func(*message.Message) error { return huge },
 	})
 	require.NoError(t, ch.QueueBind(queue, key, exchange, false, nil))
 	long := strings.Repeat("p", 255)
@@ -386,8 +365,10 @@ func TestLeastFrameTakesEveryNote(t *testing.T) {
 	require.Equal(t, string(header.ReasonExhausted), dead.Headers[header.DeadReason])
 	require.Equal(t, "2", dead.Headers[header.DeadFailures])
 	require.Equal(t, exchange, dead.Headers[keys.OriginExchange])
-	require.Len(t, dead.Headers[header.DeadError], 2048)
-	r.Stop()
+	text, _ := dead.Headers[header.DeadError].(string)
+	require.Contains(t, text, "(cut, 1250000 bytes)")
+	require.InDelta(t, keys.MaxErrorBytes, len(text), 8)
+	r.RequireOneConnection()
 }
 
 // Given headers up to the size of a frame (F16), when there is no room for the headers of a
@@ -464,66 +445,4 @@ func TestManyHopsLeaveRoomInTheFrame(t *testing.T) {
 	require.Positive(t, reasons["exhausted"], "some are small enough")
 	require.Positive(t, reasons["oversized"], "some are too large for so many hops")
 	require.Equal(t, len(sizes)+reasons["exhausted"], calls.Count())
-}
-
-// After a thousand attempts the history keeps the latest ones within its bound, the counts are
-// true, and the dead letter can be read.
-func TestHistoryOfAThousandAttempts(t *testing.T) {
-	t.Parallel()
-	const attempts = 1000
-	var calls rig.Timeline
-	r := rig.Start(t, rig.Config{
-		Policy: backoff.Constant{Interval: time.Millisecond, Retries: attempts - 1},
-		Handle: func(*message.Message) error {
-			return fmt.Errorf("failure %d: %s", calls.Add(), strings.Repeat("é", 300))
-		},
-	})
-	r.Send("patient")
-	dead := r.DeadLetter()
-	require.Equal(t, attempts, calls.Count())
-	require.Equal(t, "1000", dead.Headers[header.DeadFailures])
-	require.Equal(t, "exhausted", dead.Headers[header.DeadReason])
-	text, _ := dead.Headers[keys.DeadHistory].(string)
-	require.LessOrEqual(t, len(text), 16<<10)
-	history := header.Parse("", func(key string) (string, bool) {
-		value, ok := dead.Headers[key].(string)
-		return value, ok
-	}).History
-	require.NotEmpty(t, history)
-	for i, entry := range history {
-		require.Equal(t, attempts-len(history)+i+1, entry.Attempt)
-		require.Contains(t, entry.Error, fmt.Sprintf("failure %d:", entry.Attempt))
-	}
-	require.NotContains(t, r.Logs.Text(), "lost, reconnecting")
-}
-
-// Given an error text of 1 MB that is not UTF-8, then the message is dead-lettered with the
-// text cut, can be read again and again, and harms no connection.
-func TestHugeErrorTextHarmsNothing(t *testing.T) {
-	t.Parallel()
-	huge := errors.New(strings.Repeat("\xff\xfe€", 250_000))
-	var calls rig.Timeline
-	r := rig.Start(t, rig.Config{
-		Policy: backoff.Constant{Interval: time.Millisecond, Retries: 100},
-		Handle: func(*message.Message) error { calls.Add(); return huge },
-	})
-	r.Send("loud")
-	for range 20 {
-		ch := testbroker.Channel(t, r.URL)
-		rig.WaitFor(t, "the dead letter", func() bool {
-			d, ok, err := ch.Get(r.Queue+".dlq", false)
-			require.NoError(t, err)
-			if ok {
-				require.NoError(t, d.Nack(false, true))
-			}
-			return ok
-		})
-	}
-	dead := r.DeadLetter()
-	text, _ := dead.Headers[header.DeadError].(string)
-	require.Contains(t, text, "(cut, 1250000 bytes)")
-	require.LessOrEqual(t, len(text), keys.MaxErrorBytes)
-	require.Equal(t, "101", dead.Headers[header.DeadFailures])
-	require.NotContains(t, r.Logs.Text(), "lost, reconnecting")
-	require.Equal(t, 101, calls.Count())
 }

@@ -28,12 +28,6 @@ var Strategies = map[string]func(t testing.TB) topology.Strategy{
 
 var classic = topology.PerQueue{Type: topology.Classic}
 
-// Sharing names the Strategies whose wait queues several main queues share.
-var Sharing = map[string]bool{
-	"shared quorum": true, "shared classic": true, "levels quorum": true, "levels classic": true,
-	"returning quorum": true,
-}
-
 // Shared returns a Shared strategy with wait queues of the test's own.
 func Shared(t testing.TB, kind topology.QueueType) topology.Shared {
 	t.Helper()

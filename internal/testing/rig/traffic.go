@@ -248,11 +248,9 @@ func BesideOn(t testing.TB, url, exchange, key string) string {
 	return name
 }
 
-// DeliveryLimits are the values of DeliveryLimit.
-var DeliveryLimits = []string{"3", "8", "default", "none"}
-
-// DeliveryLimit returns the arguments of a quorum queue with a delivery limit. It also returns
-// how often a broker of this version gives a message back before it drops the message (F2).
+// DeliveryLimit returns the arguments of a quorum queue with a delivery limit: a number, "default"
+// or "none". It also returns how often a broker of this version gives a message back before it
+// drops the message (F2).
 func DeliveryLimit(t testing.TB, declared, version string) (amqp.Table, int64) {
 	t.Helper()
 	args := amqp.Table{"x-queue-type": "quorum"}
