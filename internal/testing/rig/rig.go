@@ -243,9 +243,11 @@ func (s *Service) Publish(msg amqp.Publishing) {
 // Send publishes persistent messages with these bodies to the service's queue.
 func (s *Service) Send(bodies ...string) {
 	s.T.Helper()
-	for _, body := range bodies {
-		s.Publish(Message(body))
+	messages := make([]amqp.Publishing, len(bodies))
+	for i, body := range bodies {
+		messages[i] = Message(body)
 	}
+	Post(s.T, s.URL, s.Queue, messages...)
 }
 
 // DeadLetter waits for a message in the service's dead-letter queue and takes it.
