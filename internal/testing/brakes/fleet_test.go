@@ -1,6 +1,7 @@
 package brakes_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -83,14 +84,14 @@ type plan struct {
 	admin       string // may delete everything; default: url
 	queue       string
 	name        string // of the brake
+	subscribers int    // of each instance; default: 1
 	concurrency int
+	retries     int // after a second each; default: 3
 	budget      func(*budget.Config)
 	brake       func(*outage.Brake)
 	strategy    topology.Strategy
 	arguments   amqp.Table // of the queue; default: a quorum queue
 	options     []topology.Option
-	retry       []middleware.Option
-	only        []middleware.Selector        // of the budget
 	handle      func(*message.Message) error // default: calls the downstream
 }
 
@@ -215,16 +216,18 @@ func (f *fleet) add(change ...func(*plan)) *instance {
 		}, p.options...)...)
 	require.NoError(f.t, err)
 	retry, err := middleware.NewDelayedRetry(client,
-		backoff.List{time.Second, time.Second, time.Second},
-		append([]middleware.Option{middleware.WithBudget(budget, p.only...)}, p.retry...)...)
-	require.NoError(f.t, err)
-	sub, err := client.NewSubscriber(queue, topology.For(retry),
-		topology.WithConcurrency(max(1, p.concurrency)), topology.WithDrainTimeout(5*time.Second))
+		backoff.Constant{Interval: time.Second, Retries: cmp.Or(p.retries, 3)},
+		middleware.WithBudget(budget))
 	require.NoError(f.t, err)
 	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 8 * time.Second}, in.logs)
 	require.NoError(f.t, err)
 	router.AddMiddleware(retry.Middleware)
-	router.AddConsumerHandler("handler", p.queue, sub, p.handle)
+	for i := range max(1, p.subscribers) {
+		sub, err := client.NewSubscriber(queue, topology.For(retry),
+			topology.WithConcurrency(max(1, p.concurrency)), topology.WithDrainTimeout(5*time.Second))
+		require.NoError(f.t, err)
+		router.AddConsumerHandler(fmt.Sprint("handler ", i), p.queue, sub, p.handle)
+	}
 	ended := rig.Run(f.t, router)
 	in.stop = sync.OnceFunc(func() {
 		_ = router.Close()
@@ -245,15 +248,12 @@ func (f *fleet) add(change ...func(*plan)) *instance {
 // send publishes n messages with different bodies.
 func (f *fleet) send(n int) {
 	f.t.Helper()
-	ch := testbroker.Channel(f.t, f.url)
-	require.NoError(f.t, ch.Confirm(false))
-	for range n {
+	messages := make([]amqp.Publishing, n)
+	for i := range messages {
 		f.sent++
-		confirm, err := ch.PublishWithDeferredConfirm("", f.queue, true, false,
-			rig.Message(fmt.Sprint("message ", f.sent)))
-		require.NoError(f.t, err)
-		require.True(f.t, confirm.Wait())
+		messages[i] = rig.Message(fmt.Sprint("message ", f.sent))
 	}
+	rig.Post(f.t, f.url, f.queue, messages...)
 }
 
 // awaitStopped waits until all instances are stopped, or none.

@@ -1,10 +1,15 @@
 package brakes_test
 
 import (
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
@@ -15,13 +20,17 @@ import (
 	"github.com/millpond-go/millpond/topology/inorder"
 )
 
-// newOrderedFleet is a fleet whose queue is handled in order. Each message has its own key.
+// keyOf is the body of a message up to the colon.
+func keyOf(msg *message.Message) string {
+	key, _, _ := strings.Cut(string(msg.Payload), ":")
+	return key
+}
+
+// newOrderedFleet is a fleet whose queue is handled in order.
 func newOrderedFleet(t *testing.T, p plan) *fleet {
 	t.Helper()
 	p.queue = testbroker.Queue(t)
-	p.strategy = inorder.Strategy{
-		KeyBy: func(msg *message.Message) string { return string(msg.Payload) },
-	}
+	p.strategy = inorder.Strategy{KeyBy: keyOf}
 	p.arguments = rig.OneActive()
 	rig.RemovePlan(t, testbroker.URL(t), p.strategy, p.queue, nil)
 	return newFleet(t, p)
@@ -54,4 +63,46 @@ func TestManyInstancesProbeALine(t *testing.T) {
 	t.Logf("the brake starts %v after the downstream is back", took)
 	require.Less(t, took, 20*time.Second+2*rig.Ceiling)
 	f.awaitHandled()
+}
+
+// Given a brake, when the downstream of all messages fails, then consuming stops, probes go
+// through the line, and afterwards everything is handled in its order.
+func TestABrakeKeepsTheOrder(t *testing.T) {
+	t.Parallel()
+	const keys, each = 8, 5
+	var mu sync.Mutex
+	handled := map[string][]string{}
+	var f *fleet
+	f = newOrderedFleet(t, plan{concurrency: 4, handle: func(msg *message.Message) error {
+		mu.Lock()
+		defer mu.Unlock()
+		key, body := keyOf(msg), string(msg.Payload)
+		err := f.call(msg)
+		if err == nil && !slices.Contains(handled[key], body) { // an ack that is lost repeats one
+			handled[key] = append(handled[key], body)
+		}
+		return err
+	}})
+	f.retries = 500
+	f.add()
+	f.setOut(true)
+	var messages []amqp.Publishing
+	want := map[string][]string{}
+	for i := range each {
+		for k := range keys {
+			key := string(rune('a' + k))
+			body := key + ":" + strconv.Itoa(i)
+			messages, want[key] = append(messages, rig.Message(body)), append(want[key], body)
+		}
+	}
+	rig.Post(t, f.url, f.queue, messages...)
+	f.sent += len(messages)
+	f.awaitStopped(true)
+	stopped := time.Now()
+	rig.WaitFor(t, "a probe", func() bool { return len(f.since(stopped)) > 0 })
+	f.setOut(false)
+	f.awaitHandled()
+	mu.Lock()
+	defer mu.Unlock()
+	require.Equal(t, want, handled)
 }

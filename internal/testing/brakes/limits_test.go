@@ -29,42 +29,12 @@ import (
 func TestTwoHundredSubscribersStop(t *testing.T) {
 	t.Parallel()
 	const clients, each = 20, 10
-	f := newFleet(t, plan{})
-	budgets := make([]*budget.Budget, clients)
-	observers := make([]*events, clients)
-	for i := range clients {
-		cfg := budget.Config{
-			Share: 0.5, Minimum: 4, Delay: time.Minute,
-			Brake: outage.Brake{Name: f.name, Probe: backoff.Constant{Interval: time.Minute}},
-		}
-		var err error
-		budgets[i], err = budget.New(cfg)
-		require.NoError(t, err)
-		observers[i] = &events{}
-		queue := rig.QueueConfig(f.url)
-		queue.Queue.Arguments = f.arguments
-		client := rig.OpenClient(t, f.url, topology.PerQueue{}, topology.WithObserver(observers[i]))
-		retry, err := middleware.NewDelayedRetry(client, backoff.List{time.Second},
-			middleware.WithBudget(budgets[i]))
-		require.NoError(t, err)
-		h := retry.Middleware(func(msg *message.Message) ([]*message.Message, error) {
-			return nil, f.call(msg)
-		})
-		for range each {
-			sub, err := client.NewSubscriber(queue, topology.For(retry))
-			require.NoError(t, err)
-			messages, err := sub.Subscribe(context.Background(), f.queue)
-			require.NoError(t, err)
-			go func() {
-				for msg := range messages {
-					if _, err := h(msg); err != nil {
-						msg.Nack()
-					} else {
-						msg.Ack()
-					}
-				}
-			}()
-		}
+	f := newFleet(t, plan{
+		subscribers: each, budget: func(cfg *budget.Config) { cfg.Delay = time.Minute },
+		brake: func(b *outage.Brake) { b.Probe = backoff.Constant{Interval: time.Minute} },
+	})
+	for range clients {
+		f.add()
 	}
 	ch := testbroker.Channel(t, f.url)
 	consumers := func() int {
@@ -85,21 +55,14 @@ func TestTwoHundredSubscribersStop(t *testing.T) {
 	})
 	gone := time.Now()
 
-	first := time.Now()
-	var late []time.Duration
-	for _, o := range observers {
-		for _, e := range o.of(middleware.EventBudgetClosed) {
-			if e.At.Before(first) {
-				first = e.At
-			}
-		}
+	var heard []time.Time
+	for _, in := range f.instances {
+		heard = append(heard, in.events.of(middleware.EventBudgetClosed)[0].At)
 	}
-	for _, o := range observers {
-		late = append(late, o.of(middleware.EventBudgetClosed)[0].At.Sub(first))
-	}
-	slices.Sort(late)
+	slices.SortFunc(heard, time.Time.Compare)
+	first := heard[0]
 	t.Logf("the last Client heard after %v; 99 of 100 consumers have stopped after %v, all after %v",
-		late[len(late)-1], most.Sub(first), gone.Sub(first))
+		heard[clients-1].Sub(first), most.Sub(first), gone.Sub(first))
 	require.Less(t, most.Sub(first), rig.Ceiling/2)
 	require.Less(t, gone.Sub(first), rig.Ceiling)
 }
@@ -280,35 +243,6 @@ func TestAKeyIsSetAside(t *testing.T) {
 	require.Zero(t, testbroker.Depth(t, f.url, f.queue+".dlq"))
 }
 
-// Given two budgets, chosen by the error, when one downstream is out, then its brake alone stops.
-func TestABudgetIsChosenByTheError(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t, plan{})
-	mail := f.name + ".mail"
-	f.removeBrake(mail)
-	budget, err := budget.New(budget.Config{
-		Share: 0.5, Minimum: 4, Delay: time.Second, Brake: outage.Brake{Name: mail},
-	})
-	require.NoError(t, err)
-	f.plan.only = []middleware.Selector{{Error: middleware.RetryableIf(func(err error) bool {
-		return strings.Contains(err.Error(), "the downstream answers")
-	})}}
-	f.plan.retry = []middleware.Option{middleware.WithBudget(budget, middleware.Selector{
-		Error: middleware.RetryableIf(func(err error) bool {
-			return strings.Contains(err.Error(), "mail")
-		}),
-	})}
-	f.add()
-	f.setOut(true)
-	f.send(20)
-	f.awaitStopped(true)
-	require.Equal(t, mail, budget.State().Name)
-	require.False(t, budget.State().Stopped)
-	f.setOut(false)
-	f.awaitStopped(false)
-	f.awaitHandled()
-}
-
 // Given a quorum queue with a small delivery limit and a broker before 4.3, which counts each
 // message that is given back, when a brake stops again and again, then no message reaches
 // the limit.
@@ -343,30 +277,6 @@ func TestStopsSpendNoDeliveryLimit(t *testing.T) {
 	rig.WaitFor(t, "all messages to be handled", func() bool { return int(handled.Load()) >= f.sent })
 	in.stop()
 	require.Zero(t, testbroker.Depth(t, f.url, f.queue+".dlq"), "dead letters")
-}
-
-// A queue with a single active consumer can be probed, too, and so can a classic queue.
-func TestEveryKindOfQueueIsProbed(t *testing.T) {
-	t.Parallel()
-	for name, arguments := range map[string]amqp.Table{
-		"single active consumer": {"x-queue-type": "quorum", "x-single-active-consumer": true},
-		"classic":                {},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f := newFleet(t, plan{arguments: arguments})
-			f.add()
-			f.add()
-			f.setOut(true)
-			f.send(20)
-			f.awaitStopped(true)
-			stopped := time.Now()
-			rig.WaitFor(t, "probes", func() bool { return len(f.since(stopped)) >= 3 })
-			f.setOut(false)
-			f.awaitStopped(false)
-			f.awaitHandled()
-		})
-	}
 }
 
 // Given a stopped brake, when the last Subscriber of a process closes and the process lives on,

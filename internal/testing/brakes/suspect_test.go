@@ -8,7 +8,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/internal/testing/rig"
-	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/outage"
 )
 
@@ -25,13 +24,9 @@ func TestASuspectIsProbed(t *testing.T) {
 	_, err := operator.StopBrake(t.Context(), f.name, "anna", "a test", 2*time.Second)
 	require.NoError(t, err)
 	f.awaitStopped(true)
-	ch := testbroker.Channel(t, f.url)
-	require.NoError(t, ch.Confirm(false))
 	suspect := rig.Message("the suspect")
 	suspect.Headers = rig.Suspect(f.queue)
-	confirm, err := ch.PublishWithDeferredConfirm("", f.queue, true, false, suspect)
-	require.NoError(t, err)
-	require.True(t, confirm.Wait())
+	rig.Publish(t, f.url, "", f.queue, suspect)
 	f.sent++
 	f.send(5)
 	f.awaitStopped(false)

@@ -2,7 +2,6 @@ package e2e_test
 
 import (
 	"fmt"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -11,7 +10,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/assert"
@@ -19,8 +17,6 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/keys"
-	"github.com/millpond-go/millpond/internal/order"
-	"github.com/millpond-go/millpond/internal/testing/memnet"
 	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/middleware"
@@ -29,11 +25,12 @@ import (
 	"github.com/millpond-go/millpond/topology/inorder"
 )
 
-// Given a message in the line that this library has not written, when the process leads and when
-// another takes over, then the queue goes on.
+// Given a message in the line that this library has not written, while a process leads or none is
+// up, when other processes take over, then the queue goes on in its order. Epochs go on to rise,
+// from process to process: a fencing token that falls lets the user's database refuse every write.
 func TestAForgedMessageInTheLineStopsNothing(t *testing.T) {
 	t.Parallel()
-	const huge = "18446744073709551615"
+	const huge, highest = "18446744073709551615", "9007199254740992" // 1<<53
 	far := time.Now().AddDate(1, 0, 0).UTC().Format(time.RFC3339Nano)
 	token := func(epoch, ahead, crashes string) amqp.Table {
 		return amqp.Table{keys.Line: "token " + epoch + " x " + ahead + " " + crashes + " 0-0"}
@@ -41,114 +38,72 @@ func TestAForgedMessageInTheLineStopsNothing(t *testing.T) {
 	wait := func(number, id string) amqp.Table {
 		return amqp.Table{keys.Line: "wait " + number + " " + id, keys.Key: "a"}
 	}
-	for name, headers := range map[string]amqp.Table{
-		"a token with a huge epoch":         token(huge, "65536", "9223372036854775807"),
-		"a token with a large epoch":        token("9223372036854775808", "1", "1"),
-		"a token of the most ended leaders": token("9", "1", "1000"),
-		"a token with words left out":       {keys.Line: "token"},
-		"huge numbers":                      wait(huge, huge+"-"+huge),
-		"large numbers":                     wait("7", "9223372036854775807-7"),
-		"a time that is far away": {
-			keys.Line: "wait 1 1-1", keys.Key: "a", keys.NotBefore: far,
-		},
-		"no header": {},
-		"headers of other types": {
-			keys.Line: int64(7), keys.Key: []byte("a"), keys.NotBefore: true,
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var handled bodies
-			c := orderedBy(inorder.Strategy{}, often(100*time.Millisecond),
-				func(msg *message.Message) error {
-					handled.add(string(msg.Payload))
-					return nil
-				})
-			r := rig.Start(t, c)
-			r.Send("a:0", "b:0")
-			rig.WaitFor(t, "both messages are handled", func() bool { return handled.len() == 2 })
-			rig.Publish(t, r.URL, "", r.Queue+".line", amqp.Publishing{
-				DeliveryMode: amqp.Persistent, Headers: headers, Body: []byte("x:0"),
-			})
-			r.Send("a:1", "b:1")
-			within(t, 20*time.Second, "the process goes on", func() bool {
-				return len(handled.of("a"))+len(handled.of("b")) == 4
-			})
-			for i := range 2 {
-				r.Stop()
-				c.Queue, c.Keep = r.Queue, true
-				r = rig.Start(t, c)
-				r.Send("a:"+strconv.Itoa(2+i), "b:"+strconv.Itoa(2+i))
-				within(t, 20*time.Second, "the next process goes on", func() bool {
-					return len(handled.of("a")) == 3+i && len(handled.of("b")) == 3+i
-				})
-			}
-			require.Equal(t, ofKey("a", 4), handled.of("a"))
-			require.Equal(t, ofKey("b", 4), handled.of("b"))
-		})
-	}
-}
-
-// Given a number in the line that this library has not written, then epochs go on to rise, from
-// process to process: a fencing token that falls lets the user's database refuse every write.
-func TestAForgedEpochLetsNoEpochFall(t *testing.T) {
-	t.Parallel()
-	const highest = "9007199254740992" // 1<<53
-	token := func(epoch string) string { return "token " + epoch + " x 1 0 0-0" }
 	for name, c := range map[string]struct {
-		note string
-		down bool // while no process is up
-		told int  // log lines
+		headers amqp.Table
+		told    int // log lines
 	}{
-		"a token":                      {token(highest), false, 1},
-		"a token while none is up":     {token(highest), true, 1},
-		"a token that might be true":   {token("1000000"), false, 0},
-		"a low token while none is up": {token("1"), true, 0},
-		"a copy":                       {"wait 1 " + highest + "-7", false, 0},
-		"a copy while none is up":      {"wait 1 " + highest + "-7", true, 0},
+		"a token of an impossible epoch":    {token(highest, "1", "0"), 1},
+		"a token with a huge epoch":         {token(huge, "65536", "9223372036854775807"), 1},
+		"a token with a large epoch":        {token("9223372036854775808", "1", "1"), 1},
+		"a token of the most ended leaders": {token("9", "1", "1000"), 0},
+		"a token that might be true":        {token("1000000", "1", "0"), 0},
+		"a low token":                       {token("1", "1", "0"), 0},
+		"a token with words left out":       {amqp.Table{keys.Line: "token"}, 0},
+		"a copy of an impossible epoch":     {wait("1", highest+"-7"), 0},
+		"huge numbers":                      {wait(huge, huge+"-"+huge), 0},
+		"large numbers":                     {wait("7", "9223372036854775807-7"), 0},
+		"a time that is far away": {amqp.Table{
+			keys.Line: "wait 1 1-1", keys.Key: "a", keys.NotBefore: far,
+		}, 0},
+		"no header": {nil, 0},
+		"headers of other types": {amqp.Table{
+			keys.Line: int64(7), keys.Key: []byte("a"), keys.NotBefore: true,
+		}, 0},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
-				epochs := make(chan uint64, 100)
-				cfg := orderedBy(inorder.Strategy{}, often(time.Second), func(msg *message.Message) error {
-					epochs <- middleware.StateOf(msg.Context()).Epoch
-					return nil
+		for _, leads := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, a process leads %v", name, leads), func(t *testing.T) {
+				t.Parallel()
+				rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+					var handled bodies
+					var last atomic.Uint64
+					cfg := inMemory(broker, orderedBy(inorder.Strategy{}, often(time.Second),
+						func(msg *message.Message) error {
+							epoch := middleware.StateOf(msg.Context()).Epoch
+							assert.GreaterOrEqual(t, epoch, last.Swap(epoch))
+							return handled.handle(msg)
+						}))
+					sent, told := 0, 0
+					for process := range 4 {
+						r := rig.Start(t, cfg)
+						send := func() {
+							r.Send("a:"+strconv.Itoa(sent), "b:"+strconv.Itoa(sent))
+							sent++
+							time.Sleep(5 * time.Second)
+						}
+						forge := func() {
+							rig.Publish(t, broker.URL(), "", "orders.line", amqp.Publishing{
+								DeliveryMode: amqp.Persistent, Headers: c.headers, Body: []byte("x:0"),
+							})
+							time.Sleep(5 * time.Second)
+						}
+						send()
+						if process == 1 && leads {
+							forge()
+							send()
+						}
+						told += r.Logs.Said("A note in the line is not believed")
+						r.Stop()
+						if process == 1 && !leads {
+							forge()
+						}
+					}
+					require.Equal(t, ofKey("a", sent), handled.of("a"))
+					require.Equal(t, ofKey("b", sent), handled.of("b"))
+					require.Less(t, last.Load(), uint64(1<<21))
+					require.Equal(t, c.told, told)
 				})
-				cfg.URL, cfg.Queue, cfg.Keep = broker.URL(), "orders", true
-				forge := func() {
-					rig.Publish(t, broker.URL(), "", "orders.line", amqp.Publishing{Headers: amqp.Table{
-						keys.Line: c.note, keys.Key: "b",
-					}})
-					<-time.After(5 * time.Second)
-				}
-				var last uint64
-				told := 0
-				for i := range 4 {
-					r := rig.Start(t, cfg)
-					r.Send("a:0")
-					<-time.After(5 * time.Second)
-					if i == 1 && !c.down {
-						forge()
-						r.Send("a:1")
-						<-time.After(5 * time.Second)
-					}
-					told += r.Logs.Said("A note in the line is not believed")
-					r.Stop()
-					if i == 1 && c.down {
-						forge()
-					}
-					require.NotEmpty(t, epochs)
-					for len(epochs) > 0 {
-						epoch := <-epochs
-						require.GreaterOrEqual(t, epoch, last)
-						last = epoch
-					}
-				}
-				require.Less(t, last, uint64(1<<21))
-				require.Equal(t, c.told, told)
 			})
-		})
+		}
 	}
 }
 
@@ -174,16 +129,15 @@ func TestAForgedEpochAndAProcessThatHasLedBefore(t *testing.T) {
 			return last, leader
 		}
 		start := func(name string) *rig.Service {
-			cfg := orderedBy(inorder.Strategy{}, often(time.Second), func(msg *message.Message) error {
-				mu.Lock()
-				defer mu.Unlock()
-				epoch := middleware.StateOf(msg.Context()).Epoch
-				assert.GreaterOrEqual(t, epoch, last, name)
-				last, leader = epoch, name
-				return nil
-			})
-			cfg.URL, cfg.Queue, cfg.Keep = broker.URL(), "orders", true
-			s := rig.Start(t, cfg)
+			s := rig.Start(t, inMemory(broker, orderedBy(inorder.Strategy{}, often(time.Second),
+				func(msg *message.Message) error {
+					mu.Lock()
+					defer mu.Unlock()
+					epoch := middleware.StateOf(msg.Context()).Epoch
+					assert.GreaterOrEqual(t, epoch, last, name)
+					last, leader = epoch, name
+					return nil
+				})))
 			time.Sleep(5 * time.Second)
 			return s
 		}
@@ -246,7 +200,6 @@ func TestAUserWhoIsNotBelievedMayNotLead(t *testing.T) {
 				})
 				cfg := rig.QueueConfig(broker.URL())
 				cfg.Queue.Arguments = rig.OneActive()
-				cfg.Connection.AmqpConfig = &amqp.Config{Dial: memnet.Dial}
 				client := rig.OpenWith(t, cfg.Connection, inorder.Strategy{KeyBy: keyOf},
 					topology.WithControlUsers(c.users...))
 				t.Cleanup(func() { close(over) })
@@ -271,118 +224,57 @@ func within(t *testing.T, limit time.Duration, condition string, cond func() boo
 // then it waits to the end.
 func TestAMessageThatFollowsKeepsItsDelay(t *testing.T) {
 	t.Parallel()
-	var handled bodies
-	var failed atomic.Bool
-	at := make(chan time.Time, 1)
-	handle := func(msg *message.Message) error {
-		if string(msg.Payload) == "a:0" && failed.CompareAndSwap(false, true) {
-			return errNotYet
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+		var handled bodies
+		var failed atomic.Bool
+		r := rig.Start(t, inMemory(broker, orderedBy(inorder.Strategy{}, often(time.Second),
+			func(msg *message.Message) error {
+				if string(msg.Payload) == "a:0" && failed.CompareAndSwap(false, true) {
+					return errNotYet
+				}
+				return handled.handle(msg)
+			})))
+		r.Send("a:0")
+		rig.WaitFor(t, "the first message fails", failed.Load)
+		later := rig.Message("a:1")
+		later.Headers = amqp.Table{
+			header.Queue: r.Queue, keys.Snoozed: "5m",
+			keys.NotBefore: time.Now().Add(5 * time.Minute).UTC().Format(time.RFC3339Nano),
 		}
-		handled.add(string(msg.Payload))
-		if string(msg.Payload) == "a:1" {
-			at <- time.Now()
-		}
-		return nil
-	}
-	r := rig.Start(t, orderedBy(inorder.Strategy{}, often(time.Second), handle))
-	r.Send("a:0")
-	rig.WaitFor(t, "the first message fails", failed.Load)
-	due := time.Now().Add(5 * time.Second)
-	later := rig.Message("a:1")
-	later.Headers = amqp.Table{
-		header.Queue: r.Queue, keys.Snoozed: "10s",
-		keys.NotBefore: due.UTC().Format(time.RFC3339Nano),
-	}
-	r.Publish(later)
-	require.WithinRange(t, rig.Await(t, at), due.Add(-rig.Grace), due.Add(rig.Ceiling))
-	require.Equal(t, ofKey("a", 2), handled.of("a"))
-	r.RequireNothingLeft(0)
+		r.Publish(later)
+		time.Sleep(5*time.Minute - time.Second)
+		require.Equal(t, ofKey("a", 1), handled.of("a"))
+		time.Sleep(2 * time.Second)
+		require.Equal(t, ofKey("a", 2), handled.of("a"))
+		r.RequireNothingLeft(0)
+	})
 }
 
-// Given keys that are long, or no text, then they have an order, and a person can release them.
+// Given keys that are long, or no text, and Block, then they have an order, and a person can
+// release them.
 func TestUnusualKeys(t *testing.T) {
 	t.Parallel()
-	for name, key := range map[string]string{
+	rig.Each(t, map[string]string{
 		"10 kB":    strings.Repeat("k", 10_000),
 		"200 kB":   strings.Repeat("k", 200_000),
 		"no UTF-8": "\xff\xfe\x00",
-	} {
-		for _, block := range []bool{false, true} {
-			t.Run(name+" "+strconv.FormatBool(block), func(t *testing.T) {
-				t.Parallel()
-				var handled bodies
-				var failed atomic.Int32
-				r := rig.Start(t, orderedBy(inorder.Strategy{
-					Block: block, KeyBy: func(*message.Message) string { return key },
-				}, backoff.List{100 * time.Millisecond}, func(msg *message.Message) error {
-					if string(msg.Payload) == "a:1" {
-						failed.Add(1)
-						return errNotYet
-					}
-					handled.add(string(msg.Payload))
-					return nil
-				}))
-				r.Send(ofKey("a", 4)...)
-				dead := r.DeadLetter()
-				rig.RequireDead(t, dead, "exhausted", "2")
-				if block {
-					note := order.ParseNote(dead.Headers[keys.DeadLine].(string))
-					rig.Publish(t, r.URL, "", r.Queue+".line", amqp.Publishing{Headers: amqp.Table{
-						keys.Key:  dead.Headers[keys.DeadKey],
-						keys.Line: order.Note{Kind: order.Release, ID: note.ID}.String(),
-					}})
-				}
-				within(t, 20*time.Second, "all others are handled", func() bool { return handled.len() == 3 })
-				require.Equal(t, []string{"a:0", "a:2", "a:3"}, handled.of("a"))
-				r.RequireNothingLeft(0)
-			})
-		}
-	}
-}
-
-// quitter is a marshaler that ends its goroutine at one message.
-type quitter struct{ wamqp.DefaultMarshaler }
-
-func (q *quitter) Unmarshal(d amqp.Delivery) (*message.Message, error) {
-	if string(d.Body) == "quit" {
-		runtime.Goexit()
-	}
-	return q.DefaultMarshaler.Unmarshal(d)
-}
-
-// A function of the user that ends its goroutine stops nothing but its message.
-func TestAKeyThatEndsItsGoroutineStopsNothing(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		marshaler wamqp.Marshaler
-		keyBy     func(*message.Message) string
-	}{
-		"the marshaler": {&quitter{}, keyOf},
-		"KeyBy": {wamqp.DefaultMarshaler{}, func(msg *message.Message) string {
-			if string(msg.Payload) == "quit" {
-				runtime.Goexit()
+	}, func(t *testing.T, key string) {
+		var handled bodies
+		r := rig.Start(t, orderedBy(inorder.Strategy{
+			Block: true, KeyBy: func(*message.Message) string { return key },
+		}, backoff.List{100 * time.Millisecond}, func(msg *message.Message) error {
+			if string(msg.Payload) == "a:1" {
+				return errNotYet
 			}
-			return keyOf(msg)
-		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var handled bodies
-			cfg := orderedBy(inorder.Strategy{KeyBy: c.keyBy}, often(100*time.Millisecond),
-				func(msg *message.Message) error {
-					handled.add(string(msg.Payload))
-					return nil
-				})
-			configure := cfg.Configure
-			cfg.Configure = func(cfg *wamqp.Config) {
-				configure(cfg)
-				cfg.Marshaler = c.marshaler
-			}
-			r := rig.Start(t, cfg)
-			r.Send("a:0", "quit", "a:1")
-			within(t, 20*time.Second, "the others are handled", func() bool {
-				return len(handled.of("a")) == 2
-			})
-		})
-	}
+			return handled.handle(msg)
+		}))
+		r.Send(ofKey("a", 4)...)
+		dead := r.DeadLetter()
+		rig.RequireDead(t, dead, "exhausted", "2")
+		require.Equal(t, []string{"a:0"}, handled.of("a"))
+		release(t, r, dead.Headers[keys.DeadKey], noteOf(dead).ID)
+		within(t, 20*time.Second, "all others are handled", func() bool { return handled.len() == 3 })
+		require.Equal(t, []string{"a:0", "a:2", "a:3"}, handled.of("a"))
+		r.RequireNothingLeft(0)
+	})
 }

@@ -1,8 +1,6 @@
 package e2e_test
 
 import (
-	"context"
-	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -14,7 +12,6 @@ import (
 
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/inorder"
 )
@@ -27,10 +24,7 @@ func TestALeaseThatIsNotRenewedEnds(t *testing.T) {
 	url := testbroker.URL(t)
 	proxy := testbroker.NewProxy(t, url)
 	var handled bodies
-	c := orderedBy(inorder.Strategy{}, often(100*time.Millisecond), func(msg *message.Message) error {
-		handled.add(string(msg.Payload))
-		return nil
-	})
+	c := orderedBy(inorder.Strategy{}, often(100*time.Millisecond), handled.handle)
 	c.URL, c.AdminURL = proxy.URL(), url
 	configure := c.Configure
 	c.Configure = func(cfg *wamqp.Config) {
@@ -71,8 +65,7 @@ func TestAFullLineOutlastsTheConsumerTimeout(t *testing.T) {
 			if string(msg.Payload) == "a:0" && !open.Load() {
 				return errNotYet
 			}
-			handled.add(string(msg.Payload))
-			return nil
+			return handled.handle(msg)
 		})
 	c.URL = node.URL()
 	c.ClientOptions = []topology.Option{topology.WithConfirmTimeout(time.Second)}
@@ -95,26 +88,4 @@ func TestAFullLineOutlastsTheConsumerTimeout(t *testing.T) {
 	})
 	require.Equal(t, ofKey("a", 40), first(handled.of("a")))
 	r.RequireNothingLeft(0)
-}
-
-// Given an observer that ends the goroutine of a handler, then the key goes on.
-func TestAnObserverThatEndsItsGoroutineHoldsNoKey(t *testing.T) {
-	t.Parallel()
-	var handled bodies
-	var ended atomic.Bool
-	c := orderedBy(inorder.Strategy{}, often(100*time.Millisecond), func(msg *message.Message) error {
-		handled.add(string(msg.Payload))
-		return nil
-	})
-	c.ClientOptions = []topology.Option{topology.WithObserver(middleware.ObserverFunc(
-		func(_ context.Context, e middleware.Event) {
-			if e.Kind == middleware.EventHandled && ended.CompareAndSwap(false, true) {
-				runtime.Goexit()
-			}
-		}))}
-	r := rig.Start(t, c)
-	r.Send(ofKey("a", 3)...)
-	rig.WaitFor(t, "the key goes on", func() bool { return len(first(handled.of("a"))) == 3 })
-	require.True(t, ended.Load())
-	require.Equal(t, ofKey("a", 3), first(handled.of("a")))
 }

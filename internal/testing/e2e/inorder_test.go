@@ -1,8 +1,9 @@
 package e2e_test
 
 import (
+	"context"
 	"errors"
-	"fmt"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,12 +20,11 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/order"
+	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
-	"github.com/millpond-go/millpond/middleware/budget"
 	"github.com/millpond-go/millpond/middleware/header"
-	"github.com/millpond-go/millpond/middleware/outage"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/inorder"
 )
@@ -45,6 +45,12 @@ func (j *bodies) add(body string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.done = append(j.done, body)
+}
+
+// handle handles a message.
+func (j *bodies) handle(msg *message.Message) error {
+	j.add(string(msg.Payload))
+	return nil
 }
 
 // of returns the bodies of a key, in the order in which they were handled.
@@ -92,6 +98,12 @@ func orderedBy(
 	}
 }
 
+// inMemory is a service on the queue orders of a peer.
+func inMemory(broker *peer.Server, c rig.Config) rig.Config {
+	c.URL, c.Queue, c.Keep = broker.URL(), "orders", true
+	return c
+}
+
 // often is a policy that does not give up within a test.
 func often(interval time.Duration) backoff.Policy {
 	return backoff.Constant{Interval: interval, Retries: 500}
@@ -101,22 +113,28 @@ func often(interval time.Duration) backoff.Policy {
 // are handled, then those are handled, and its own later messages wait behind it.
 func TestAFailedMessageIsNotOvertakenByItsKey(t *testing.T) {
 	t.Parallel()
-	var handled bodies
-	r := rig.Start(t, orderedBy(inorder.Strategy{}, often(100*time.Millisecond),
-		func(msg *message.Message) error {
-			body := string(msg.Payload)
-			if body == "a:0" && len(handled.of("b")) < 20 {
-				return errNotYet
-			}
-			handled.add(body)
-			return nil
-		}))
-	for i := range 20 {
-		r.Send("a:"+strconv.Itoa(i), "b:"+strconv.Itoa(i))
-	}
-	rig.WaitFor(t, "all messages are handled", func() bool { return handled.len() == 40 })
-	require.Equal(t, ofKey("a", 20), handled.of("a"))
-	r.RequireNothingLeft(0)
+	rig.Each(t, map[string]amqp.Table{
+		"quorum": rig.OneActive(), "classic": {"x-single-active-consumer": true},
+	}, func(t *testing.T, arguments amqp.Table) {
+		var handled bodies
+		c := orderedBy(inorder.Strategy{}, often(100*time.Millisecond),
+			func(msg *message.Message) error {
+				if string(msg.Payload) == "a:0" && len(handled.of("b")) < 20 {
+					return errNotYet
+				}
+				return handled.handle(msg)
+			})
+		c.Configure = rig.WithQueue(arguments)
+		r := rig.Start(t, c)
+		var sent []string
+		for i := range 20 {
+			sent = append(sent, "a:"+strconv.Itoa(i), "b:"+strconv.Itoa(i))
+		}
+		r.Send(sent...)
+		rig.WaitFor(t, "all messages are handled", func() bool { return handled.len() == 40 })
+		require.Equal(t, ofKey("a", 20), handled.of("a"))
+		r.RequireNothingLeft(0)
+	})
 }
 
 // Given messages that wait in the line, when their process stops, loses its connection, or another
@@ -140,8 +158,7 @@ func TestTheNextProcessKeepsTheOrder(t *testing.T) {
 					if string(msg.Payload) == "a:0" && !open.Load() {
 						return errNotYet
 					}
-					handled.add(string(msg.Payload))
-					return nil
+					return handled.handle(msg)
 				})
 			proxy := testbroker.NewProxy(t, url)
 			c.URL, c.AdminURL, c.Queue = proxy.URL(), url, testbroker.Queue(t)
@@ -177,8 +194,7 @@ func TestABlockedKeyWaitsForItsRelease(t *testing.T) {
 			if string(msg.Payload) == "a:0" {
 				return errNotYet
 			}
-			handled.add(string(msg.Payload))
-			return nil
+			return handled.handle(msg)
 		}))
 	r.Send(ofKey("a", 5)...)
 	dead := r.DeadLetter()
@@ -187,16 +203,27 @@ func TestABlockedKeyWaitsForItsRelease(t *testing.T) {
 	r.Send("b:0")
 	rig.WaitFor(t, "the other key is handled", func() bool { return handled.len() == 1 })
 	require.Empty(t, handled.of("a"))
-	note := order.ParseNote(dead.Headers[keys.DeadLine].(string))
-	for _, id := range []order.ID{{Epoch: 1, N: 999999}, note.ID} { // another mark has no effect
+	// Another mark has no effect.
+	for _, id := range []order.ID{{Epoch: 1, N: 999999}, noteOf(dead).ID} {
 		require.Empty(t, handled.of("a"))
-		rig.Publish(t, r.URL, "", r.Queue+".line", amqp.Publishing{Headers: amqp.Table{
-			keys.Key: "a", keys.Line: order.Note{Kind: order.Release, ID: id}.String(),
-		}})
+		release(t, r, "a", id)
 	}
 	rig.WaitFor(t, "the key goes on", func() bool { return len(handled.of("a")) == 4 })
 	require.Equal(t, ofKey("a", 5)[1:], handled.of("a"))
 	r.RequireNothingLeft(0)
+}
+
+// noteOf returns the note of a dead letter that blocks its key.
+func noteOf(dead amqp.Delivery) order.Note {
+	return order.ParseNote(dead.Headers[keys.DeadLine].(string))
+}
+
+// release releases a key that the mark with this id blocks.
+func release(t *testing.T, r *rig.Service, key any, id order.ID) {
+	t.Helper()
+	rig.Publish(t, r.URL, "", r.Queue+".line", amqp.Publishing{Headers: amqp.Table{
+		keys.Key: key, keys.Line: order.Note{Kind: order.Release, ID: id}.String(),
+	}})
 }
 
 // Given a line with room for three messages, when a key with many more waits, then the rest stays
@@ -210,8 +237,7 @@ func TestAFullLinePausesTheQueue(t *testing.T) {
 			if string(msg.Payload) == "a:0" && !open.Load() {
 				return errNotYet
 			}
-			handled.add(string(msg.Payload))
-			return nil
+			return handled.handle(msg)
 		}))
 	r.Send("a:0", "a:1", "a:2", "b:0")
 	r.Send(ofKey("a", 400)[3:]...)
@@ -234,8 +260,7 @@ func TestTheLineOutlastsTheConsumerTimeout(t *testing.T) {
 		if len(tried.of("a")) == 1 {
 			return errNotYet
 		}
-		handled.add(string(msg.Payload))
-		return nil
+		return handled.handle(msg)
 	})
 	c.ClientOptions = []topology.Option{topology.WithConfirmTimeout(time.Second)}
 	c.SubscriberOptions = append(c.SubscriberOptions, topology.WithConsumerTimeout(5*time.Second))
@@ -299,37 +324,37 @@ func TestAMessageThatEndsTheProcessIsFoundInOrder(t *testing.T) {
 // side by side again once some of them were handled in peace.
 func TestMessagesAreTriedTogether(t *testing.T) {
 	t.Parallel()
-	const keys, together = 200, 3
-	url, queue := testbroker.URL(t), testbroker.Queue(t)
-	strategy := inorder.Strategy{KeyBy: keyOf}
-	rig.RemovePlan(t, url, strategy, queue, []time.Duration{time.Second})
-	rig.DeclareQueue(t, url, queue, rig.OneActive())
-	for i := range keys {
-		rig.Publish(t, url, "", queue, rig.Message(strconv.Itoa(i)+":0"))
-	}
-	cfg := rig.QueueConfig(url)
-	cfg.Queue.Arguments = rig.OneActive()
-	for range 3 {
-		m := rig.StartMortalWith(t, cfg, strategy, queue, 8,
-			func(m *rig.Mortal, _ *message.Message) error {
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+		const messages, together = 200, 3
+		cfg := rig.QueueConfig(broker.URL())
+		cfg.Queue.Arguments = rig.OneActive()
+		start := func(handle func(*rig.Mortal, *message.Message) error) *rig.Mortal {
+			return rig.StartMortalWith(t, cfg, inorder.Strategy{KeyBy: keyOf}, "orders", 8, handle)
+		}
+		for i := range 3 {
+			m := start(func(m *rig.Mortal, _ *message.Message) error {
 				m.Die()
 				return rig.ErrDead
 			})
-		rig.Await(t, m.Dead)
-	}
-	var atOnce, handled, soonest atomic.Int32
-	soonest.Store(10 * keys)
-	rig.StartMortalWith(t, cfg, strategy, queue, 8, func(*rig.Mortal, *message.Message) error {
-		if atOnce.Add(1) == together && soonest.Load() > handled.Load() {
-			soonest.Store(handled.Load())
+			if i == 0 {
+				rig.Fill(t, broker.URL(), "orders", messages)
+			}
+			<-m.Dead
 		}
-		time.Sleep(50 * time.Millisecond) // so that others may begin meanwhile
-		atOnce.Add(-1)
-		handled.Add(1)
-		return nil
+		var atOnce, handled, soonest atomic.Int32
+		soonest.Store(10 * messages)
+		start(func(*rig.Mortal, *message.Message) error {
+			if atOnce.Add(1) == together && soonest.Load() > handled.Load() {
+				soonest.Store(handled.Load())
+			}
+			time.Sleep(50 * time.Millisecond) // so that others may begin meanwhile
+			atOnce.Add(-1)
+			handled.Add(1)
+			return nil
+		})
+		rig.WaitFor(t, "all messages are handled", func() bool { return handled.Load() >= messages })
+		require.Less(t, soonest.Load(), int32(messages/2))
 	})
-	rig.WaitFor(t, "all messages are handled", func() bool { return handled.Load() >= keys })
-	require.Less(t, soonest.Load(), int32(keys/2))
 }
 
 // Given connections that are cut again and again, then messages are still handled side by side:
@@ -348,8 +373,7 @@ func TestCutConnectionsAreNoCrashes(t *testing.T) {
 			case <-msg.Context().Done():
 			}
 		}
-		handled.add(string(msg.Payload))
-		return nil
+		return handled.handle(msg)
 	})
 	c.URL, c.AdminURL = proxy.URL(), url
 	r := rig.Start(t, c)
@@ -368,149 +392,147 @@ func TestCutConnectionsAreNoCrashes(t *testing.T) {
 
 // first returns each body where it stands first. A message whose ack was lost is handled again.
 func first(all []string) (of []string) {
+	seen := map[string]bool{}
 	for _, body := range all {
-		if !slices.Contains(of, body) {
-			of = append(of, body)
+		if !seen[body] {
+			seen[body], of = true, append(of, body)
 		}
 	}
 	return of
 }
 
-// Messages without a key have no order. A function that panics, and a message that cannot be
-// decoded, hold up nothing.
-func TestMessagesWithoutAKey(t *testing.T) {
+// Messages without a key have no order. A KeyBy that panics, a message that cannot be decoded, an
+// outer middleware that fails, and a handler that settles by itself hold up nothing but their
+// message and its key.
+func TestFunctionsThatFailHoldUpNoKey(t *testing.T) {
 	t.Parallel()
-	var handled bodies
-	c := orderedBy(inorder.Strategy{KeyBy: func(msg *message.Message) string {
-		if strings.HasPrefix(string(msg.Payload), "panic") {
-			panic("no key")
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+		var handled bodies
+		var nacks, failures atomic.Int32
+		c := inMemory(broker, orderedBy(inorder.Strategy{KeyBy: func(msg *message.Message) string {
+			switch key := keyOf(msg); key {
+			case "panic":
+				panic("no key")
+			case "x":
+				return ""
+			default:
+				return key
+			}
+		}}, often(50*time.Millisecond), func(msg *message.Message) error {
+			switch body := string(msg.Payload); {
+			case body == "x:0" && len(handled.of("x")) < 9:
+				return errNotYet
+			case body == "acked:0":
+				msg.Ack()
+				return errNotYet
+			case body == "nacked:0" && nacks.Add(1) == 1:
+				msg.Nack()
+				return nil
+			}
+			return handled.handle(msg)
+		}))
+		c.Outer = []message.HandlerMiddleware{func(next message.HandlerFunc) message.HandlerFunc {
+			return func(msg *message.Message) ([]*message.Message, error) {
+				if string(msg.Payload) == "outer:0" && failures.Add(1) < 4 {
+					return nil, errNotYet
+				}
+				return next(msg)
+			}
+		}}
+		configure := c.Configure
+		c.Configure = func(cfg *wamqp.Config) {
+			configure(cfg)
+			rig.Picky(cfg)
 		}
-		return ""
-	}}, often(50*time.Millisecond), func(msg *message.Message) error {
-		if string(msg.Payload) == "x:0" && len(handled.of("x")) < 9 {
-			return errNotYet
+		r := rig.Start(t, c)
+		r.Send("panic:0", "refuse", "panic:1")
+		keys := []string{"x", "acked", "nacked", "outer", "other"}
+		for _, key := range keys {
+			r.Send(ofKey(key, 10)...)
 		}
-		handled.add(string(msg.Payload))
-		return nil
+		time.Sleep(time.Minute)
+		require.Len(t, handled.of("panic"), 2)
+		require.Len(t, handled.of("x"), 10)
+		require.Equal(t, "x:0", handled.of("x")[9], "without a key the failed message holds up no other")
+		require.Equal(t, ofKey("acked", 10)[1:], handled.of("acked"))
+		for _, key := range keys[2:] {
+			require.Equal(t, ofKey(key, 10), handled.of(key))
+		}
+		rig.RequireDead(t, r.DeadLetter(), "undecodable", "0")
+		require.Equal(t, 1, r.Logs.Said("KeyBy of inorder.Strategy has panicked"))
+		r.RequireNothingLeft(0)
 	})
-	configure := c.Configure
-	c.Configure = func(cfg *wamqp.Config) {
-		configure(cfg)
-		rig.Picky(cfg)
-	}
-	r := rig.Start(t, c)
-	r.Send("panic:0", "refuse", "panic:1")
-	r.Send(ofKey("x", 10)...)
-	rig.WaitFor(t, "all messages are handled", func() bool { return handled.len() == 12 })
-	require.Equal(t, "x:0", handled.of("x")[9], "without a key the failed message holds up no other")
-	rig.RequireDead(t, r.DeadLetter(), "undecodable", "0")
-	require.Equal(t, 1, r.Logs.Said("KeyBy of inorder.Strategy has panicked"))
-	r.RequireNothingLeft(0)
 }
 
-// Given a brake, when the downstream of all messages fails, then consuming stops, probes go
-// through the line, and afterwards everything is handled in its order.
-func TestABrakeKeepsTheOrder(t *testing.T) {
+// quitter is a marshaler that ends its goroutine at one message.
+type quitter struct{ wamqp.Marshaler }
+
+func (q quitter) Unmarshal(d amqp.Delivery) (*message.Message, error) {
+	if string(d.Body) == "quit marshaler" {
+		runtime.Goexit()
+	}
+	return q.Marshaler.Unmarshal(d)
+}
+
+// A function of the user that ends its goroutine stops nothing but its message.
+func TestFunctionsThatEndTheirGoroutineHoldUpNoKey(t *testing.T) {
 	t.Parallel()
-	var handled bodies
-	var up atomic.Bool
-	budget, err := budget.New(budget.Config{
-		Share: 0.5, Minimum: 4, Delay: time.Second,
-		Brake: outage.Brake{Ramp: 500 * time.Millisecond},
-	})
-	require.NoError(t, err)
-	queue, url := testbroker.Queue(t), testbroker.URL(t)
-	strategy := inorder.Strategy{KeyBy: keyOf}
-	policy := often(time.Second)
-	rig.RemovePlan(t, url, strategy, queue, nil)
-	testbroker.Delete(t, queue)
-	logs := &rig.Logs{}
-	cfg := rig.QueueConfig(url)
-	cfg.Queue.Arguments = rig.OneActive()
-	client := rig.OpenWith(t, cfg.Connection, strategy, topology.WithLogger(logs))
-	retry, err := middleware.NewDelayedRetry(client, policy, middleware.WithBudget(budget))
-	require.NoError(t, err)
-	sub, err := client.NewSubscriber(cfg, topology.For(retry), topology.WithConcurrency(4))
-	require.NoError(t, err)
-	router, err := message.NewRouter(message.RouterConfig{}, logs)
-	require.NoError(t, err)
-	router.AddMiddleware(retry.Middleware)
-	router.AddConsumerHandler("handler", queue, sub, func(msg *message.Message) error {
-		if !up.Load() {
-			return errNotYet
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+		var handled bodies
+		var ended atomic.Bool
+		c := inMemory(broker, orderedBy(inorder.Strategy{KeyBy: func(msg *message.Message) string {
+			if string(msg.Payload) == "quit key" {
+				runtime.Goexit()
+			}
+			return keyOf(msg)
+		}}, often(100*time.Millisecond), handled.handle))
+		configure := c.Configure
+		c.Configure = func(cfg *wamqp.Config) {
+			configure(cfg)
+			cfg.Marshaler = quitter{cfg.Marshaler}
 		}
-		handled.add(string(msg.Payload))
-		return nil
+		c.ClientOptions = []topology.Option{topology.WithObserver(middleware.ObserverFunc(
+			func(_ context.Context, e middleware.Event) {
+				if e.Kind == middleware.EventHandled && ended.CompareAndSwap(false, true) {
+					runtime.Goexit()
+				}
+			}))}
+		rig.Start(t, c).Send("a:0", "quit marshaler", "a:1", "quit key", "a:2")
+		time.Sleep(time.Minute)
+		require.True(t, ended.Load(), "the observer")
+		require.Equal(t, ofKey("a", 3), first(handled.of("a")))
 	})
-	ended := rig.Run(t, router)
-	t.Cleanup(func() {
-		require.NoError(t, router.Close())
-		require.NoError(t, client.Close())
-		require.NoError(t, <-ended)
-		if t.Failed() {
-			logs.Dump(t)
-		}
-	})
-	var all []string
-	for i := range 5 {
-		for k := range 8 {
-			all = append(all, fmt.Sprintf("%c:%d", 'a'+k, i))
-		}
-	}
-	for _, body := range all {
-		rig.Publish(t, url, "", queue, rig.Message(body))
-	}
-	rig.WaitFor(t, "the brake stops", func() bool { return budget.State().Stopped })
-	up.Store(true)
-	rig.WaitFor(t, "all messages are handled", func() bool { return handled.len() >= len(all) })
-	for k := range 8 {
-		key := string(rune('a' + k))
-		require.Equal(t, ofKey(key, 5), first(handled.of(key)))
-	}
 }
 
 // Subscribe refuses what cannot be handled in order, and says the way out.
 func TestWhatCannotBeHandledInOrderIsRefused(t *testing.T) {
 	t.Parallel()
-	url := testbroker.URL(t)
-	oneActive := func(cfg *wamqp.Config) { cfg.Queue.Arguments = rig.OneActive() }
-	for name, c := range map[string]struct {
-		strategy  topology.Strategy
-		configure func(*wamqp.Config)
+	low := rig.OneActive()
+	low["x-delivery-limit"] = int32(19)
+	type testCase struct {
+		strategy  inorder.Strategy
+		arguments amqp.Table
 		option    topology.SubscriberOption
-		want      string
-	}{
-		"several active consumers": {
-			inorder.Strategy{KeyBy: keyOf},
-			rig.QuorumQueue, topology.WithConcurrency(1),
-			"x-single-active-consumer true",
-		},
-		"no function": {
-			inorder.Strategy{}, oneActive, topology.WithConcurrency(1), "has no KeyBy",
-		},
-		"a low delivery limit": {
-			inorder.Strategy{KeyBy: keyOf}, func(cfg *wamqp.Config) {
-				cfg.Queue.Arguments = rig.OneActive()
-				cfg.Queue.Arguments["x-delivery-limit"] = int32(19)
-			}, topology.WithConcurrency(1), "x-delivery-limit of at least 20",
-		},
-		"requeued": {
-			inorder.Strategy{KeyBy: keyOf},
-			oneActive, topology.WithRequeueOnNack(),
-			"gives messages back out of their order",
+	}
+	ordered, one := inorder.Strategy{KeyBy: keyOf}, topology.WithConcurrency(1)
+	for want, c := range map[string]testCase{
+		"x-single-active-consumer true":   {ordered, amqp.Table{"x-queue-type": "quorum"}, one},
+		"has no KeyBy":                    {inorder.Strategy{}, rig.OneActive(), one},
+		"x-delivery-limit of at least 20": {ordered, low, one},
+		"gives messages back out of their order": {
+			ordered, rig.OneActive(), topology.WithRequeueOnNack(),
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(want, func(t *testing.T) {
 			t.Parallel()
+			url, queue := testbroker.URL(t), testbroker.Queue(t)
 			cfg := rig.QueueConfig(url)
-			c.configure(&cfg)
-			client := rig.OpenWith(t, cfg.Connection, c.strategy)
-			sub, err := client.NewSubscriber(cfg, c.option)
+			cfg.Queue.Arguments = c.arguments
+			sub, err := rig.OpenClient(t, url, c.strategy).NewSubscriber(cfg, c.option)
 			require.NoError(t, err)
-			queue := testbroker.Queue(t)
 			rig.RemovePlan(t, url, c.strategy, queue, nil)
 			_, err = sub.Subscribe(t.Context(), queue)
-			require.ErrorContains(t, err, c.want)
+			require.ErrorContains(t, err, want)
 		})
 	}
 }

@@ -4,10 +4,8 @@ import (
 	"testing"
 	"time"
 
-	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testing/memnet"
 	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/topology"
@@ -47,19 +45,15 @@ func TestStrategiesAroundInOrder(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
-				h := newHandler()
-				cfg := orderedBy(ordered, often(time.Second), h.handle)
-				cfg.URL, cfg.Queue, cfg.Keep, cfg.Strategy = broker.URL(), c.queue, true, c.strategy
 				if c.refused {
-					queues := rig.QueueConfig(broker.URL())
-					queues.Connection.AmqpConfig = &amqp.Config{Dial: memnet.Dial}
-					client := rig.OpenWith(t, queues.Connection, c.strategy)
-					subscriber, err := client.NewSubscriber(queues)
-					require.NoError(t, err)
-					_, err = subscriber.Subscribe(t.Context(), c.queue)
+					err := rig.SubscribeError(t, rig.OpenClient(t, broker.URL(), c.strategy),
+						rig.QueueConfig(broker.URL()), c.queue, often(time.Second))
 					require.ErrorContains(t, err, "neither inorder.Strategy nor native.Strategy")
 					return
 				}
+				h := newHandler()
+				cfg := inMemory(broker, orderedBy(ordered, often(time.Second), h.handle))
+				cfg.Queue, cfg.Strategy = c.queue, c.strategy
 				s := rig.Start(t, cfg)
 				s.Send("a:0")
 				time.Sleep(500 * time.Millisecond)
