@@ -1,7 +1,6 @@
 package e2e_test
 
 import (
-	"context"
 	"encoding/binary"
 	"fmt"
 	"maps"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/keys"
+	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
@@ -76,17 +76,13 @@ func requireSame(t testing.TB, want amqp.Publishing, got amqp.Delivery) {
 }
 
 // Given a foreign message and a handler that overwrites everything of it, then each attempt and
-// the dead letter have the message as it was published.
+// the dead letter have the message as it was published. The first delivery is a redelivery: on a
+// quorum queue it has number headers, which the marshaler of watermill-amqp cannot decode (F1).
 func TestForeignMessageSurvivesUnchanged(t *testing.T) {
 	t.Parallel()
-	rig.Each(t, map[string]rig.Config{
-		"classic main queue": {},
-		"quorum main queue":  {Configure: rig.QuorumQueue},
-		"classic waiting":    {Strategy: topology.PerQueue{Type: topology.Classic}},
-		"shared":             {Strategy: rig.Shared(t, topology.Quorum)},
-		"levels":             {Strategy: rig.Levels(t, topology.Quorum)},
-		"levels classic":     {Strategy: rig.Levels(t, topology.Classic)},
-	}, func(t *testing.T, c rig.Config) {
+	rig.Each(t, map[string]func(*wamqp.Config){
+		"classic": func(*wamqp.Config) {}, "quorum": rig.QuorumQueue,
+	}, func(t *testing.T, configure func(*wamqp.Config)) {
 		type seen struct {
 			metadata message.Metadata
 			payload  string
@@ -96,30 +92,39 @@ func TestForeignMessageSurvivesUnchanged(t *testing.T) {
 		}
 		var mu sync.Mutex
 		var attempts []seen
-		c.Policy = backoff.Constant{Interval: 50 * time.Millisecond, Retries: 2}
-		c.Handle = func(msg *message.Message) error {
-			raw, ok := topology.Received(msg.Context())
-			if !ok {
-				t.Error("no delivery behind the message")
-			}
-			key := middleware.StateOf(msg.Context()).OriginRoutingKey
-			mu.Lock()
-			defer mu.Unlock()
-			attempts = append(attempts, seen{
-				maps.Clone(msg.Metadata), string(msg.Payload), raw, middleware.Attempt(msg.Context()), key,
-			})
-			msg.Payload[0] = 'X'
-			msg.Payload = []byte("overwritten")
-			for k := range msg.Metadata {
-				msg.Metadata[k] = "overwritten"
-			}
-			msg.Metadata["new"] = "one"
-			raw.Headers["bytes"].([]byte)[0] = 9
-			return rig.ErrFailed
-		}
-		r := rig.Start(t, c)
-		sent := foreign()
-		r.Publish(sent)
+		url, queue, sent := testbroker.URL(t), testbroker.Queue(t), foreign()
+		cfg := rig.QueueConfig(url)
+		configure(&cfg)
+		rig.DeclareQueue(t, url, queue, cfg.Queue.Arguments)
+		rig.Publish(t, url, "", queue, sent)
+		d, ok, err := testbroker.Channel(t, url).Get(queue, false)
+		require.NoError(t, err)
+		require.True(t, ok)
+		require.NoError(t, d.Reject(true))
+		r := rig.Start(t, rig.Config{
+			URL: url, Queue: queue, Configure: configure,
+			Policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 2},
+			Handle: func(msg *message.Message) error {
+				raw, ok := topology.Received(msg.Context())
+				if !ok {
+					t.Error("no delivery behind the message")
+				}
+				key := middleware.StateOf(msg.Context()).OriginRoutingKey
+				mu.Lock()
+				defer mu.Unlock()
+				attempts = append(attempts, seen{
+					maps.Clone(msg.Metadata), string(msg.Payload), raw, middleware.Attempt(msg.Context()), key,
+				})
+				msg.Payload[0] = 'X'
+				msg.Payload = []byte("overwritten")
+				for k := range msg.Metadata {
+					msg.Metadata[k] = "overwritten"
+				}
+				msg.Metadata["new"] = "one"
+				raw.Headers["bytes"].([]byte)[0] = 9
+				return rig.ErrFailed
+			},
+		})
 		dead := r.DeadLetter()
 		requireSame(t, sent, dead)
 		require.Equal(t, amqp.Persistent, dead.DeliveryMode)
@@ -139,6 +144,9 @@ func TestForeignMessageSurvivesUnchanged(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		require.Len(t, attempts, 3)
+		if cfg.Queue.Arguments != nil {
+			require.Equal(t, "1", attempts[0].metadata["x-delivery-count"])
+		}
 		for i, s := range attempts {
 			require.Equal(t, i+1, s.attempt)
 			require.Equal(t, r.Queue, s.key)
@@ -150,34 +158,6 @@ func TestForeignMessageSurvivesUnchanged(t *testing.T) {
 			requireSame(t, sent, s.raw)
 		}
 	})
-}
-
-// A redelivery on a quorum queue has number headers, which the marshaler of watermill-amqp
-// cannot decode even without a retry (F1).
-func TestRequeuedQuorumDeliveryIsDecoded(t *testing.T) {
-	t.Parallel()
-	url, queue := testbroker.URL(t), testbroker.Queue(t)
-	rig.DeclareQueue(t, url, queue, amqp.Table{"x-queue-type": "quorum"})
-	sent := foreign()
-	rig.Publish(t, url, "", queue, sent)
-	d, ok, err := testbroker.Channel(t, url).Get(queue, false)
-	require.NoError(t, err)
-	require.True(t, ok)
-	require.NoError(t, d.Reject(true))
-
-	var calls rig.Timeline
-	r := rig.Start(t, rig.Config{
-		URL: url, Queue: queue, Configure: rig.QuorumQueue,
-		Policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 2},
-		Handle: func(msg *message.Message) error {
-			if count := msg.Metadata["x-delivery-count"]; calls.Add() == 1 && count != "1" {
-				t.Errorf("x-delivery-count is %q", count)
-			}
-			return rig.ErrFailed
-		},
-	})
-	requireSame(t, sent, r.DeadLetter())
-	require.Equal(t, 3, calls.Count())
 }
 
 // Properties that would steer or harm a copy are not republished: CC, a user id, an expiration
@@ -208,13 +188,9 @@ func TestSteeringPropertiesAreNotRepublished(t *testing.T) {
 // do. A header that a handler only read keeps its type.
 func TestKeptMetadataTravels(t *testing.T) {
 	t.Parallel()
-	hooked := make(chan middleware.DeadLetter, 1)
 	r := rig.Start(t, rig.Config{
-		Policy: backoff.List{100 * time.Millisecond},
-		RetryOptions: []middleware.Option{
-			middleware.WithKeptMetadata("step", "number"),
-			middleware.WithDeadLetterHook(func(_ context.Context, d middleware.DeadLetter) { hooked <- d }),
-		},
+		Policy:       backoff.List{100 * time.Millisecond},
+		RetryOptions: []middleware.Option{middleware.WithKeptMetadata("step", "number")},
 		Handle: func(msg *message.Message) error {
 			if middleware.Attempt(msg.Context()) == 1 {
 				msg.Metadata.Set(wmiddleware.CorrelationIDMetadataKey, "corr-7")
@@ -232,39 +208,37 @@ func TestKeptMetadataTravels(t *testing.T) {
 	require.Equal(t, "charged", dead.Headers["step"])
 	require.Equal(t, int64(7), dead.Headers["number"])
 	require.NotContains(t, dead.Headers, "other")
-	told := <-hooked
-	require.Equal(t, header.ReasonExhausted, told.State.Reason)
-	require.Len(t, told.State.History, 2)
-	require.ErrorIs(t, told.Err, rig.ErrFailed)
 }
 
 // Given a message that the marshaler refuses, then the message is dead-lettered unchanged, and
 // the next one is handled (C7).
 func TestUndecodableIsDeadLettered(t *testing.T) {
 	t.Parallel()
-	handled := make(chan string, 10)
-	r := rig.Start(t, rig.Config{
-		Policy: backoff.List{time.Second}, Configure: rig.Picky,
-		Handle: func(msg *message.Message) error { handled <- string(msg.Payload); return nil },
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+		handled := make(chan string, 10)
+		r := rig.Start(t, rig.Config{
+			URL: broker.URL(), Queue: "orders", Keep: true, Policy: backoff.List{time.Second},
+			Configure: rig.Picky,
+			Handle:    func(msg *message.Message) error { handled <- string(msg.Payload); return nil },
+		})
+		refused := []string{"refuse", "loud", "panic", "nothing"}
+		of := func(body string) amqp.Publishing {
+			msg := foreign()
+			msg.Body = []byte(body)
+			return msg
+		}
+		for _, body := range append(refused, "fine") {
+			r.Publish(of(body))
+		}
+		require.Equal(t, "fine", <-handled)
+		for _, body := range refused {
+			dead := r.DeadLetter()
+			requireSame(t, of(body), dead)
+			rig.RequireDead(t, dead, "undecodable", "0")
+		}
+		require.Equal(t, 1, r.Logs.Said("marshaler panicked"))
+		require.Less(t, len(r.Logs.Text()), 10_000, "errors are cut")
 	})
-	refused := []string{"refuse", "loud", "panic", "nothing"}
-	of := func(body string) amqp.Publishing {
-		msg := foreign()
-		msg.Body = []byte(body)
-		return msg
-	}
-	for _, body := range append(refused, "fine") {
-		r.Publish(of(body))
-	}
-	require.Equal(t, "fine", <-handled)
-	for _, body := range refused {
-		dead := r.DeadLetter()
-		requireSame(t, of(body), dead)
-		require.Equal(t, "undecodable", dead.Headers[header.DeadReason])
-		require.Equal(t, "0", dead.Headers[header.DeadFailures])
-	}
-	require.Equal(t, 1, r.Logs.Said("marshaler panicked"))
-	require.Less(t, len(r.Logs.Text()), 10_000, "errors are cut")
 }
 
 // unreadable returns header tables that a broker takes and that end the connection of
@@ -385,6 +359,11 @@ func (m prioritized) Unmarshal(d amqp.Delivery) (*message.Message, error) {
 
 func withPriorities(cfg *wamqp.Config) { cfg.Marshaler = prioritized{} }
 
+// prioritizing are strategies with each type of wait queues, which alone treat priorities.
+var prioritizing = map[string]topology.Strategy{
+	"quorum": topology.PerQueue{}, "classic": topology.PerQueue{Type: topology.Classic},
+}
+
 // seenPriority returns the priority that a handler sees. Both ways to see it must agree.
 func seenPriority(t testing.TB, msg *message.Message) string {
 	raw, ok := topology.Received(msg.Context())
@@ -401,7 +380,7 @@ func TestHighPrioritiesHoldUpNoOthersThatWait(t *testing.T) {
 	t.Parallel()
 	const normal, delay = 100, 2 * time.Second
 	const limit = delay + rig.Ceiling
-	rig.OnEachStrategy(t, func(t *testing.T, strategy topology.Strategy) {
+	rig.Each(t, prioritizing, func(t *testing.T, strategy topology.Strategy) {
 		var mu sync.Mutex
 		failed, back, late := 0, 0, []time.Duration{}
 		failedAt := map[string]time.Time{}
@@ -480,7 +459,7 @@ func TestHighPrioritiesHoldUpNoOthersThatWait(t *testing.T) {
 // Every attempt, the dead letter and a delayed message have the priority of the first delivery.
 func TestPriorityIsTheSameOnEveryAttempt(t *testing.T) {
 	t.Parallel()
-	rig.OnEachStrategy(t, func(t *testing.T, strategy topology.Strategy) {
+	rig.Each(t, prioritizing, func(t *testing.T, strategy topology.Strategy) {
 		seen := make(chan string, 100)
 		r := rig.Start(t, rig.Config{
 			Strategy: strategy, Configure: withPriorities,

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
@@ -84,121 +85,90 @@ func failOnce(before func()) []message.HandlerMiddleware {
 	}}
 }
 
-// Given wait steps of 200 ms and 1 s, when delays of 2.5 s and 300 ms are asked for, then the
-// events tell the delay asked for, the delay given, and the measured delay.
-func TestDelaysAreTold(t *testing.T) {
-	t.Parallel()
-	const ms = time.Millisecond
-	var told events
-	rig.Start(t, rig.Config{
-		Strategy:     topology.PerQueue{WaitSteps: []time.Duration{200 * ms, time.Second}},
-		Policy:       rig.UnlistedDelays(2500*ms, 300*ms),
-		RetryOptions: []middleware.Option{middleware.WithObserver(&told)}, Handle: rig.Fail,
-	}).Send("far")
-	kinds, all := told.wait(t, middleware.EventDeadLettered)
-	require.Equal(t, []middleware.EventKind{"retried", "retried", "dead_lettered"}, kinds)
-	for i, want := range []struct{ asked, given time.Duration }{
-		{2500 * ms, 3 * time.Second}, {300 * ms, time.Second},
-	} {
-		require.Equal(t, want.asked, all[i].DelayAsked)
-		require.Equal(t, want.given, all[i].DelayGiven)
-		require.Equal(t, want.asked, all[i+1].LastDelay)
-		// A round that is late makes the rest shorter.
-		require.GreaterOrEqual(t, all[i+1].DelayMeasured, want.asked-rig.Grace)
-		require.Less(t, all[i+1].DelayMeasured, want.given+rig.Ceiling)
-	}
-}
-
 // Given a router that nacks and a publishing connection that passes nothing, then the
 // Subscriber tells its hand-over as DelayedRetry does.
 func TestFailingMachineryOfTheSubscriberIsTold(t *testing.T) {
 	t.Parallel()
-	var told events
-	url := testbroker.URL(t)
-	proxy := testbroker.NewProxy(t, url)
-	r := rig.Start(t, rig.Config{
-		URL: url, PublisherURL: proxy.URL(), Policy: backoff.List{time.Second}, Handle: rig.Succeed,
-		ClientOptions: []topology.Option{
-			topology.WithObserver(&told), topology.WithConfirmTimeout(time.Second),
-		},
-		RetryOptions: subscriberOnly,
-		Outer:        failOnce(func() { proxy.Blackhole(true) }),
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+		var told events
+		proxy := testbroker.NewProxy(t, broker.URL())
+		r := rig.Start(t, rig.Config{
+			URL: broker.URL(), PublisherURL: proxy.URL(), Queue: "orders", Keep: true,
+			Policy: backoff.List{time.Second}, Handle: rig.Succeed,
+			ClientOptions: []topology.Option{
+				topology.WithObserver(&told),
+			},
+			RetryOptions: subscriberOnly,
+			Outer:        failOnce(func() { proxy.Blackhole(true) }),
+		})
+		r.Publish(amqp.Publishing{MessageId: "m-1", Body: []byte("nacked")})
+		_, all := told.wait(t, middleware.EventFailing)
+		require.Equal(t, 1, all[0].Tries)
+		require.Error(t, all[0].Err)
+		proxy.Blackhole(false)
+		kinds, all := told.wait(t, middleware.EventSnoozed)
+		require.Equal(t, []middleware.EventKind{"failing", "recovered", "snoozed"}, kinds)
+		for _, e := range all {
+			require.Equal(t, "m-1", e.MessageID)
+			require.Equal(t, "handler", e.Handler)
+			require.False(t, e.Called)
+		}
+		require.GreaterOrEqual(t, all[1].Tries, 2)
+		require.Positive(t, all[1].Held)
+		require.Equal(t, time.Second, all[2].DelayGiven)
 	})
-	r.Publish(amqp.Publishing{MessageId: "m-1", Body: []byte("nacked")})
-	_, all := told.wait(t, middleware.EventFailing)
-	require.Equal(t, 1, all[0].Tries)
-	require.Error(t, all[0].Err)
-	proxy.Blackhole(false)
-	kinds, all := told.wait(t, middleware.EventSnoozed)
-	require.Equal(t, []middleware.EventKind{"failing", "recovered", "snoozed"}, kinds)
-	for _, e := range all {
-		require.Equal(t, "m-1", e.MessageID)
-		require.Equal(t, "handler", e.Handler)
-		require.False(t, e.Called)
-	}
-	require.GreaterOrEqual(t, all[1].Tries, 2)
-	require.Positive(t, all[1].Held)
-	require.Equal(t, time.Second, all[2].DelayGiven)
 }
 
 // When the router nacks a message at shutdown, then the message goes back to its queue, and
 // the Subscriber tells it, because no other part does.
 func TestAMessageGivenBackAtShutdownIsTold(t *testing.T) {
 	t.Parallel()
-	var told events
-	began := make(chan struct{})
-	r := rig.Start(t, rig.Config{
-		Policy: backoff.List{time.Second}, ClientOptions: []topology.Option{topology.WithObserver(&told)},
-		RetryOptions: []middleware.Option{middleware.WithObserver(&told)},
-		Handle: func(msg *message.Message) error {
-			close(began)
-			<-middleware.DeliveryOf(msg.Context(), msg).Closing
-			return nil
-		},
-		Outer: failOnce(func() {}),
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+		var told events
+		began := make(chan struct{})
+		r := rig.Start(t, rig.Config{
+			URL: broker.URL(), Queue: "orders", Keep: true, Policy: backoff.List{time.Second},
+			ClientOptions: []topology.Option{topology.WithObserver(&told)},
+			RetryOptions:  []middleware.Option{middleware.WithObserver(&told)},
+			Handle: func(msg *message.Message) error {
+				close(began)
+				<-middleware.DeliveryOf(msg.Context(), msg).Closing
+				return nil
+			},
+			Outer: failOnce(func() {}),
+		})
+		r.Send("late")
+		<-began
+		r.Stop()
+		kinds, _ := told.wait(t, middleware.EventRequeued)
+		require.Equal(t, []middleware.EventKind{"handled", "requeued"}, kinds)
+		require.Equal(t, 1, r.Depth(""))
 	})
-	r.Send("late")
-	<-began
-	r.Stop()
-	kinds, _ := told.wait(t, middleware.EventRequeued)
-	require.Equal(t, []middleware.EventKind{"handled", "requeued"}, kinds)
-	require.Equal(t, 1, r.Depth(""))
 }
 
 // Given an observer that panics, then this is logged once, the next observer is told, and the
-// messages are settled.
+// messages are settled. The client gives its logger and a copy of its observers to a DelayedRetry.
 func TestAnObserverOfTheClientThatPanics(t *testing.T) {
 	t.Parallel()
-	var told events
-	panics := middleware.ObserverFunc(func(context.Context, middleware.Event) { panic("of mine") })
-	r := rig.Start(t, rig.Config{
-		Policy: backoff.List{time.Second}, Handle: rig.Succeed, Configure: rig.Picky,
-		ClientOptions: []topology.Option{topology.WithObserver(panics, &told)},
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+		var told events
+		panics := middleware.ObserverFunc(func(context.Context, middleware.Event) { panic("of mine") })
+		r := rig.Start(t, rig.Config{
+			URL: broker.URL(), Queue: "orders", Keep: true, Policy: backoff.List{time.Second},
+			Handle: rig.Succeed, Configure: rig.Picky,
+			ClientOptions: []topology.Option{topology.WithObserver(panics, &told)},
+		})
+		for range 2 {
+			r.Send("refuse")
+			require.Equal(t, "refuse", string(r.DeadLetter().Body))
+		}
+		rig.WaitFor(t, "both events", func() bool { return len(told.seen()) == 2 })
+		lines := r.Logs.EntriesOf("Observer panicked")
+		require.Len(t, lines, 1)
+		require.Equal(t, watermill.LogFields{"value": "of mine"}, lines[0].Fields)
+		require.Same(t, r.Logs, r.Client.Logger())
+		require.Len(t, r.Client.Observers(), 2)
+		r.Client.Observers()[0] = nil
+		require.NotNil(t, r.Client.Observers()[0], "the caller owns the slice")
 	})
-	for range 2 {
-		r.Send("refuse")
-		require.Equal(t, "refuse", string(r.DeadLetter().Body))
-	}
-	rig.WaitFor(t, "both events", func() bool { return len(told.seen()) == 2 })
-	lines := r.Logs.EntriesOf("Observer panicked")
-	require.Len(t, lines, 1)
-	require.Equal(t, watermill.LogFields{"value": "of mine"}, lines[0].Fields)
-}
-
-// Given a client with a logger and observers, then a DelayedRetry can take both from it.
-func TestClientGivesItsLoggerAndObservers(t *testing.T) {
-	t.Parallel()
-	url, logger := testbroker.URL(t), watermill.NewCaptureLogger()
-	var told []middleware.Observer
-	for range 2 {
-		told = append(told, middleware.ObserverFunc(func(context.Context, middleware.Event) {}))
-	}
-	client, err := topology.Open(t.Context(), rig.ConnectionConfig(url), topology.PerQueue{},
-		topology.WithLogger(logger), topology.WithObserver(told[0]), topology.WithObserver(told[1]))
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	require.Same(t, logger, client.Logger())
-	require.Len(t, client.Observers(), 2)
-	client.Observers()[0] = nil
-	require.NotNil(t, client.Observers()[0], "the caller owns the slice")
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
@@ -75,84 +76,65 @@ func serveForeign(t *testing.T, url, queue string) {
 	require.NoError(t, router.Run(t.Context()))
 }
 
-// Given a user who may not publish to the wait queues, then the message is held, and the log
-// says what to grant. A user who may not read its queue is told by Subscribe.
-func TestMissingWriteAndReadPermissionsAreNamed(t *testing.T) {
+// Given a user who may not declare a wait queue, or not read its queue, then Subscribe says so. A
+// user who may not publish to the wait queues is told by the log, which says what to grant, and the
+// message is held.
+func TestMissingPermissionsAreNamed(t *testing.T) {
 	t.Parallel()
 	const wayOut = "the user may not: grant it the permissions that Plan.Permissions lists"
 	node := testbroker.Private(t)
 	policy := backoff.List{time.Second}
-	grant := testbroker.Grant{
-		VHost: "/", User: "narrow", Configure: "^orders.*$", Write: "^$", Read: "^$",
+	url, narrow := node.URL(), node.URLOf("narrow")
+	grant := func(configure, write, read string) {
+		node.Grant(t, testbroker.Grant{
+			VHost: "/", User: "narrow", Configure: configure, Write: write, Read: read,
+		})
 	}
-	node.Grant(t, grant)
-	url, narrow := node.URL(), node.URLOf(grant.User)
-	_, sub := rig.OpenSubscriber(t, url, topology.PerQueue{}, policy)
+	grant("^orders$", ".*", ".*")
+	_, sub := rig.OpenSubscriber(t, narrow, topology.PerQueue{}, policy)
+	_, err := sub.Subscribe(t.Context(), "orders")
+	rig.RequireTexts(t, err, `declare queue "orders.wait.1s"`, "configure permission")
+
+	grant("^orders.*$", "^$", "^$")
+	_, sub = rig.OpenSubscriber(t, url, topology.PerQueue{}, policy)
 	require.NoError(t, sub.SubscribeInitialize("orders"))
 	_, sub = rig.OpenSubscriber(t, narrow, topology.PerQueue{}, policy, topology.WithPreProvisioned())
-	_, err := sub.Subscribe(t.Context(), "orders")
+	_, err = sub.Subscribe(t.Context(), "orders")
 	require.ErrorContains(t, err, wayOut)
 
-	grant.Read = "^orders$"
-	node.Grant(t, grant)
+	grant("^orders.*$", "^$", "^orders$")
 	attempts := make(chan int, 10)
 	r := rig.Start(t, rig.Config{
 		URL: narrow, AdminURL: url, Queue: "orders", Policy: policy, Handler: rig.FailUntil(2, attempts),
 		ClientOptions: []topology.Option{topology.WithPreProvisioned()},
 	})
 	rig.Publish(t, url, "", "orders", amqp.Publishing{Body: []byte("order")})
-	rig.WaitFor(t, "the line in the log", func() bool {
-		const held = "Failed message cannot be handed over, holding it"
-		return r.Logs.Said(held) > 0 && r.Logs.Said(wayOut) > 0
-	})
-	grant.Write = `^amq\.default$`
-	node.Grant(t, grant)
+	r.AwaitLine("Failed message cannot be handed over, holding it", wayOut)
+	grant("^orders.*$", `^amq\.default$`, "^orders$")
 	rig.AwaitAttempts(t, attempts, 1, 2)
-}
-
-// The limits of a classic main queue are named. A quorum queue has none.
-func TestClassicMainQueueIsNamed(t *testing.T) {
-	t.Parallel()
-	type testCase struct {
-		configure func(*wamqp.Config)
-		said      int
-	}
-	rig.Each(t, map[string]testCase{
-		"classic": {nil, 1},
-		"quorum":  {rig.QuorumQueue, 0},
-	}, func(t *testing.T, c testCase) {
-		r := rig.Start(t, rig.Config{Policy: rig.Quickly(1), Configure: c.configure, Handle: rig.Succeed})
-		require.Equal(t, c.said, r.Logs.Said("Warning: the queue is a classic one"))
-	})
 }
 
 // Given two policies on one queue, then the service with the shorter policy gives up a message
 // that the other one retries, and says why.
 func TestTwoPoliciesOnOneQueueAreNamed(t *testing.T) {
 	t.Parallel()
-	const ms = time.Millisecond
-	attempts := make(chan int, 10)
-	patient := rig.Start(t, rig.Config{
-		Policy: backoff.List{50 * ms, 50 * ms, 3 * time.Second}, Handler: rig.FailUntil(10, attempts),
-	})
-	patient.Send("order")
-	rig.AwaitAttempts(t, attempts, 1, 2, 3)
-	// Said after the confirm. A quorum queue of 4.3 may count the message only when it has left.
-	rig.WaitFor(t, "the message to wait", func() bool {
-		return patient.Logs.Said("Message will be retried") == 3
-	})
-	patient.Stop()
-	hasty := rig.Start(t, rig.Config{
-		Queue: patient.Queue, Policy: backoff.List{50 * ms},
-		Handle: func(*message.Message) error {
-			t.Error("the handler was called")
-			return nil
-		},
-	})
-	require.Equal(t, "3", hasty.DeadLetter().Headers[header.DeadFailures])
-	rig.WaitFor(t, "the line in the log", func() bool {
-		return hasty.Logs.Said("message arrived past its limit: its count is "+
-			"forged, another consumer has a longer policy") == 1
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+		attempts := make(chan int, 10)
+		c := rig.Config{
+			URL: broker.URL(), Queue: "orders", Keep: true,
+			Policy: backoff.List{time.Second, time.Second, time.Hour}, Handler: rig.FailUntil(10, attempts),
+		}
+		patient := rig.Start(t, c)
+		patient.Send("order")
+		rig.AwaitAttempts(t, attempts, 1, 2, 3)
+		patient.Stop()
+		c.Policy = backoff.List{time.Second}
+		hasty := rig.Start(t, c)
+		time.Sleep(2 * time.Hour)
+		require.Equal(t, "3", hasty.DeadLetter().Headers[header.DeadFailures])
+		require.Empty(t, attempts)
+		require.Equal(t, 1, hasty.Logs.Said("message arrived past its limit: its count is "+
+			"forged, another consumer has a longer policy"))
 	})
 }
 
@@ -160,22 +142,27 @@ func TestTwoPoliciesOnOneQueueAreNamed(t *testing.T) {
 // said once.
 func TestDelayLongerThanEveryWaitQueueIsNamed(t *testing.T) {
 	t.Parallel()
-	attempts := make(chan int, 10)
-	r := rig.Start(t, rig.Config{Policy: rig.Quickly(1), Handle: func(msg *message.Message) error {
-		attempt := middleware.Attempt(msg.Context())
-		attempts <- attempt
-		if attempt > 1 {
-			return nil
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+		attempts := make(chan int, 10)
+		r := rig.Start(t, rig.Config{
+			URL: broker.URL(), Queue: "orders", Keep: true, Policy: rig.Quickly(1),
+			Handle: func(msg *message.Message) error {
+				attempt := middleware.Attempt(msg.Context())
+				attempts <- attempt
+				if attempt > 1 {
+					return nil
+				}
+				return middleware.RetryAfter(rig.ErrFailed, 2500*time.Millisecond)
+			},
+		})
+		for range 2 {
+			r.Send("order")
+			rig.AwaitAttempts(t, attempts, 1, 2)
 		}
-		return middleware.RetryAfter(rig.ErrFailed, 2500*time.Millisecond)
-	}})
-	for range 2 { // a slow machine may take longer than the delay for the second one
-		r.Send("order")
-		rig.AwaitAttempts(t, attempts, 1, 2)
-	}
-	require.Equal(t, 1, r.Logs.Said("A delay is longer than every wait queue"))
-	require.Contains(t, r.Logs.Text(), "delay:2.5s longest:1s")
-	r.RequireNothingLeft(0)
+		require.Equal(t, 1, r.Logs.Said("A delay is longer than every wait queue"))
+		require.Contains(t, r.Logs.Text(), "delay:2.5s longest:1s")
+		r.RequireNothingLeft(0)
+	})
 }
 
 // inVhost returns a configuration with another vhost than its URL.
@@ -210,7 +197,7 @@ func TestVhostOfTheConfigurationIsCompared(t *testing.T) {
 // refused, because a retry would wait on the wrong one.
 func TestSubscriberOnAnotherBrokerIsRefused(t *testing.T) {
 	t.Parallel()
-	url, other := testbroker.URL(t), testbroker.Private(t).URL()
+	url, other := testbroker.URL(t), ruledNode(t).URL()
 	t.Run("at the start", func(t *testing.T) {
 		client := rig.OpenClient(t, url, topology.PerQueue{})
 		_, err := client.NewSubscriber(rig.QueueConfig(other))
@@ -358,49 +345,37 @@ func TestNoStrategyIsAskedAboutAnInventedQueue(t *testing.T) {
 func TestOpenNamesEveryProblem(t *testing.T) {
 	t.Parallel()
 	const secret, local = "s3cr3t", "amqp://127.0.0.1:1/"
-	good := topology.PerQueue{}
-	badSteps := topology.PerQueue{WaitSteps: []time.Duration{-1, backoff.MaxDelay + 1}}
-	options := map[string][]topology.Option{
-		"everything": {nil, topology.WithLogger(nil), topology.WithConfirmTimeout(0)},
-		"two vhosts": {topology.WithBrokers(local + "b")},
-	}
+	var missing *topology.PerQueue
 	for name, c := range map[string]struct {
 		url      string
 		strategy topology.Strategy
+		options  []topology.Option
 		want     []string
 	}{
-		"empty url":          {"", good, []string{"URL is empty"}},
-		"not amqp":           {"http://user:" + secret + "@host/", good, []string{"URL is invalid"}},
-		"unescaped password": {"amqp://u:" + secret + "/x@host:5672/", good, []string{"percent-encoded"}},
-		"no broker": {"amqp://user:" + secret + "@127.0.0.1:1/", good, []string{
+		"unescaped password": {
+			"amqp://u:" + secret + "/x@host:5672/", missing, nil,
+			[]string{"percent-encoded", "strategy is nil"},
+		},
+		"no broker": {"amqp://user:" + secret + "@127.0.0.1:1/", topology.PerQueue{}, nil, []string{
 			"127.0.0.1:1", "refused", "the broker cannot be reached: start it or correct the address",
 		}},
-		"nil strategy":   {local, nil, []string{"strategy is nil"}},
-		"nil pointer":    {local, (*topology.PerQueue)(nil), []string{"strategy is nil"}},
-		"unknown type":   {local, topology.PerQueue{Type: "stream"}, []string{`"stream" is unknown`}},
-		"bad wait steps": {local, badSteps, []string{"not positive", "at most 315360000000 ms"}},
-		"everything": {"", nil, []string{
-			"URL is empty", "strategy is nil", "option 1 is nil", "logger is nil", "under 1ms",
-		}},
-		"two vhosts": {local + "a", good, []string{`WithBrokers names vhost "b"`}},
+		"everything": {
+			"", nil,
+			[]topology.Option{nil, topology.WithLogger(nil), topology.WithConfirmTimeout(0)},
+			[]string{"URL is empty", "strategy is nil", "option 1 is nil", "logger is nil", "under 1ms"},
+		},
+		"two vhosts": {
+			local + "a",
+			topology.PerQueue{},
+			[]topology.Option{topology.WithBrokers(local + "b")},
+			[]string{`WithBrokers names vhost "b"`},
+		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			config := wamqp.ConnectionConfig{AmqpURI: c.url}
-			_, err := topology.Open(t.Context(), config, c.strategy, options[name]...)
-			rig.RequireTexts(t, err, c.want...)
-			require.NotContains(t, err.Error(), secret)
-		})
+		_, err := topology.Open(
+			t.Context(), wamqp.ConnectionConfig{AmqpURI: c.url}, c.strategy, c.options...)
+		rig.RequireTexts(t, err, c.want...)
+		require.NotContains(t, err.Error(), secret, name)
 	}
-}
-
-// Given a wrong password, when a client is opened, then the error says so without the password.
-func TestOpenWithWrongCredentials(t *testing.T) {
-	t.Parallel()
-	url := strings.Replace(testbroker.URL(t), "guest:guest", "guest:s3cr3t", 1)
-	_, err := topology.Open(t.Context(), wamqp.ConnectionConfig{AmqpURI: url}, topology.PerQueue{})
-	require.ErrorContains(t, err, "username or password")
-	require.NotContains(t, err.Error(), "s3cr3t")
 }
 
 // Given a configuration that loses messages, when a subscriber is made, then the error lists every
@@ -455,20 +430,6 @@ func TestSubscribeRefusesBadNamesBeforeDeclaring(t *testing.T) {
 	require.NoError(t, sub.Close())
 	_, err := sub.Subscribe(t.Context(), "orders")
 	require.ErrorIs(t, err, topology.ErrClosed)
-}
-
-// Given a user who may not declare the wait queue, when a service subscribes, then the error names
-// the queue and the missing permission.
-func TestMissingPermissionIsNamed(t *testing.T) {
-	t.Parallel()
-	node := testbroker.Private(t)
-	node.Grant(t, testbroker.Grant{
-		VHost: "/", User: "narrow", Configure: "^orders$", Write: ".*", Read: ".*",
-	})
-	url := node.URLOf("narrow")
-	_, sub := rig.OpenSubscriber(t, url, topology.PerQueue{}, backoff.List{time.Second})
-	_, err := sub.Subscribe(t.Context(), "orders")
-	rig.RequireTexts(t, err, `declare queue "orders.wait.1s"`, "configure permission")
 }
 
 // Given several URLs, when the client starts or its broker goes away, then the URLs are tried in

@@ -12,7 +12,6 @@ import (
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
-	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
@@ -22,7 +21,6 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -34,79 +32,6 @@ func stopDuring(t *testing.T, r *rig.Service, f func()) {
 	r.AwaitLine("Closing router")
 	f()
 	<-stopped
-}
-
-// When Close drains, then a failure is still handed over. A message whose handler does not end
-// in time goes back to its queue and costs no attempt.
-func TestCloseDrains(t *testing.T) {
-	t.Parallel()
-	t.Run("failure is handed over", func(t *testing.T) {
-		rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
-			handling, finish := make(chan struct{}), make(chan struct{})
-			r := rig.Start(t, rig.Config{
-				URL: broker.URL(), Policy: backoff.List{30 * time.Second},
-				Handle: func(*message.Message) error {
-					close(handling)
-					<-finish
-					return rig.ErrFailed
-				},
-			})
-			r.Send("late")
-			<-handling
-			stopDuring(t, r, func() {
-				<-time.After(10 * time.Second)
-				close(finish)
-			})
-			require.Equal(t, 1, r.Depth(".wait.30s"))
-			require.Zero(t, r.Depth(""))
-		})
-	})
-	t.Run("too slow goes back", func(t *testing.T) {
-		rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
-			handling := make(chan struct{})
-			r := rig.Start(t, rig.Config{
-				URL: broker.URL(), Policy: backoff.List{30 * time.Second},
-				SubscriberOptions: []topology.SubscriberOption{topology.WithDrainTimeout(time.Second / 2)},
-				Handle: func(msg *message.Message) error {
-					close(handling)
-					<-msg.Context().Done()
-					return msg.Context().Err()
-				},
-			})
-			r.Send("slow")
-			<-handling
-			r.Stop()
-			back := rig.Take(t, r.URL, r.Queue)
-			require.Equal(t, "slow", string(back.Body))
-			require.NotContains(t, back.Headers, keys.Failures)
-			require.Zero(t, r.Depth(".wait.30s"))
-		})
-	})
-}
-
-// Given a broker that has stopped answering, then Close ends within the drain timeout and the
-// goodbyes of both connections.
-func TestCloseReturnsFromAFrozenBroker(t *testing.T) {
-	t.Parallel()
-	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
-		proxy := testbroker.NewProxy(t, broker.URL())
-		handling := make(chan struct{})
-		r := rig.Start(t, rig.Config{
-			URL: proxy.URL(), AdminURL: broker.URL(), Policy: backoff.List{time.Second},
-			Handle: func(*message.Message) error {
-				proxy.Freeze(true)
-				close(handling)
-				return rig.ErrFailed
-			},
-		})
-		rig.Publish(t, broker.URL(), "", r.Queue, rig.Message("stuck"))
-		<-handling
-		begun := time.Now()
-		r.Stop()
-		require.LessOrEqual(t, time.Since(begun), 45*time.Second)
-		proxy.Freeze(false)
-		require.Equal(t, "stuck", string(rig.Take(t, broker.URL(), r.Queue).Body))
-	})
 }
 
 // Given deliveries on their way when a subscription ends, while the broker answers late, then the
@@ -138,120 +63,77 @@ func TestLateGoodbyeKeepsTheConnection(t *testing.T) {
 	require.Zero(t, logs.Said("Connection to RabbitMQ lost"))
 }
 
-// Given a service that is deployed thirty times, each time with one message in progress and the
-// others prefetched, then no restart counts. Every third time the service finishes its message,
-// otherwise it gives the message back. No message is dead-lettered or lost.
+// Given a service that is deployed more often than its queue's delivery limit allows, each time
+// with one message in progress and the others prefetched, then no restart counts. Every third time
+// the service finishes its message, otherwise it gives the message back. No message is lost, and
+// none is dead-lettered.
 func TestAMonthOfNightlyDeploymentsCountsNothing(t *testing.T) {
 	t.Parallel()
-	nights := 30
-	if testing.Short() {
-		nights = 12
-	}
 	for _, declared := range []string{"default", "8", "3"} {
 		t.Run("limit "+declared, func(t *testing.T) {
 			t.Parallel()
-			s := newNightly(t, declared)
+			const messages = 20
+			url, queue, done := testbroker.URL(t), testbroker.Queue(t), rig.NewLedger()
+			version, _ := testbroker.Dial(t, url).Properties["version"].(string)
+			arguments, limit := rig.DeliveryLimit(t, declared, version)
+			rig.RemovePlan(t, url, topology.PerQueue{}, queue, []time.Duration{time.Second})
+			rig.DeclareQueue(t, url, queue, arguments)
+			rig.Fill(t, url, queue, messages)
+			ready := func(suffix string) int { return testbroker.Depth(t, url, queue+suffix) }
+			// A handler returns for a value of finish, or when its context ends. begun counts the calls.
+			run := func(finish <-chan struct{}) (r *rig.Service, begun *rig.Timeline) {
+				begun = &rig.Timeline{}
+				return rig.Start(t, rig.Config{
+					URL: url, Queue: queue, Keep: true, Policy: backoff.List{time.Second},
+					Configure: func(cfg *wamqp.Config) {
+						cfg.Queue.Arguments = arguments
+						rig.Prefetch(2 * messages)(cfg)
+					},
+					SubscriberOptions: []topology.SubscriberOption{
+						topology.WithDrainTimeout(100 * time.Millisecond),
+					},
+					Handle: func(msg *message.Message) error {
+						begun.Add()
+						select {
+						case <-finish:
+							done.Handle(string(msg.Payload))
+							return nil
+						case <-msg.Context().Done():
+							return msg.Context().Err()
+						}
+					},
+				}), begun
+			}
+			nights := 10
+			if limit < 100 {
+				nights = int(limit) + 5
+			}
 			for night := range nights {
-				s.deploy(night%3 == 0)
-				s.awaitAll(night + 1)
+				finish := make(chan struct{}, 1) // of no use to a handler that the drain has interrupted
+				r, begun := run(finish)
+				rig.WaitFor(t, "one in progress, the others prefetched", func() bool {
+					return begun.Count() > 0 && ready("") == 0
+				})
+				if night%3 == 0 { // one message: the router takes others until it has closed the Subscriber
+					stopDuring(t, r, func() { finish <- struct{}{} })
+				} else {
+					r.Stop()
+				}
+				// Some may wait meanwhile, and on a busy machine the drain may end between a handler and its
+				// ack, so that its message is back, too.
+				rig.WaitFor(t, "all messages to be back", func() bool {
+					require.LessOrEqual(t, ready(".dlq"), 0, "dead letters after %d restarts", night+1)
+					return ready("") >= messages-done.Count()
+				})
 			}
 			finish := make(chan struct{})
 			close(finish)
-			r, _ := s.run(finish)
-			rig.WaitFor(t, "all to be handled or dead", func() bool {
-				return s.done.Count()+rig.Ready(t, s.look, s.queue+".dlq") >= nightlyMessages
-			})
-			r.Stop()
-			for _, queue := range []string{s.queue, s.queue + ".wait.1s", s.queue + ".dlq"} {
-				require.Zero(t, rig.Ready(t, s.look, queue), queue)
-			}
+			r, _ := run(finish)
+			rig.WaitFor(t, "all to be handled", func() bool { return done.Count() == messages })
+			r.RequireNothingLeft(0)
+			require.Zero(t, ready(".wait.1s"))
 		})
 	}
-}
-
-const nightlyMessages = 20
-
-// nightly is a service that is deployed every night.
-type nightly struct {
-	t          *testing.T
-	url, queue string
-	args       amqp.Table
-	look       *amqp.Channel
-	done       *rig.Ledger
-}
-
-func newNightly(t *testing.T, declared string) *nightly {
-	t.Helper()
-	s := &nightly{t: t, url: testbroker.URL(t), queue: testbroker.Queue(t), done: rig.NewLedger()}
-	version, _ := testbroker.Dial(t, s.url).Properties["version"].(string)
-	s.args, _ = rig.DeliveryLimit(t, declared, version)
-	rig.RemovePlan(t, s.url, topology.PerQueue{}, s.queue, []time.Duration{time.Second})
-	s.look = testbroker.Channel(t, s.url)
-	rig.DeclareQueue(t, s.url, s.queue, s.args)
-	rig.Fill(t, s.url, s.queue, nightlyMessages)
-	return s
-}
-
-// run starts the service. A handler returns for a value of finish, or when its context ends. begun
-// gets a value for each call.
-func (s *nightly) run(finish <-chan struct{}) (r *rig.Service, begun <-chan struct{}) {
-	s.t.Helper()
-	begins := make(chan struct{}, nightlyMessages)
-	r = rig.Start(s.t, rig.Config{
-		URL: s.url, Queue: s.queue, Keep: true, Policy: backoff.List{time.Second},
-		Configure: func(cfg *wamqp.Config) {
-			cfg.Queue.Arguments = s.args
-			rig.Prefetch(2 * nightlyMessages)(cfg)
-		},
-		SubscriberOptions: []topology.SubscriberOption{topology.WithDrainTimeout(100 * time.Millisecond)},
-		Handle: func(msg *message.Message) error {
-			begins <- struct{}{}
-			select {
-			case <-finish:
-				s.done.Handle(string(msg.Payload))
-				return nil
-			case <-msg.Context().Done():
-				return msg.Context().Err()
-			}
-		},
-	})
-	return r, begins
-}
-
-// deploy starts the service, lets it take all messages, and stops it.
-func (s *nightly) deploy(finishes bool) {
-	s.t.Helper()
-	finish := make(chan struct{}, 1) // of no use to a handler that the drain has interrupted
-	r, begun := s.run(finish)
-	rig.WaitFor(s.t, "one in progress, the others prefetched", func() bool {
-		return len(begun) > 0 && rig.Ready(s.t, s.look, s.queue) == 0
-	})
-	if finishes { // one message: the router takes others until it has closed the Subscriber
-		stopDuring(s.t, r, func() { finish <- struct{}{} })
-	} else {
-		r.Stop()
-	}
-}
-
-// awaitAll waits until all unhandled messages are back in their queue. Some may wait meanwhile,
-// and on a busy machine the drain may end between a handler and its ack, so that its message is
-// back, too.
-func (s *nightly) awaitAll(restarts int) {
-	s.t.Helper()
-	left := nightlyMessages - s.done.Count()
-	var still rig.Stillness
-	rig.WaitFor(s.t, "all messages to be back", func() bool {
-		if rig.Ready(s.t, s.look, s.queue+".dlq") > 0 {
-			dead := rig.Take(s.t, s.url, s.queue+".dlq")
-			s.t.Fatalf("after %d restarts message %s was dead-lettered as %v: %v", restarts, dead.Body,
-				dead.Headers[header.DeadReason], dead.Headers[header.DeadError])
-		}
-		back := rig.Ready(s.t, s.look, s.queue)
-		if back < left && still.Look(rig.Ready(s.t, s.look, s.queue+".wait.1s") > 0) {
-			s.t.Fatalf("after %d restarts %d of %d messages are there", restarts, back, left)
-		}
-		return back >= left
-	})
 }
 
 // sigterm is a case of SIGTERM, with which Watermill's SignalsHandler closes the router.
@@ -311,6 +193,9 @@ func (w *worker) handle(msg *message.Message) error {
 	case <-begun:
 		<-time.After(500 * time.Millisecond)
 		w.tell("handled", body)
+		if body == "slow failure" {
+			return rig.ErrFailed
+		}
 	case <-msg.Context().Done():
 		w.tell("interrupted", body)
 	}
@@ -334,6 +219,9 @@ func cutOff(p *testbroker.Proxy) {
 
 var sigterms = map[string]sigterm{
 	"handling, which ends in time": {body: "slow", after: says("handled slow")},
+	"handling, which fails in time": {
+		body: "slow failure", after: says("handled slow failure"), waiting: 1,
+	},
 	"handling, longer than the drain": {
 		body: "stuck", drain: true, after: says("interrupted stuck"), queued: 1,
 	},
@@ -351,6 +239,9 @@ var sigterms = map[string]sigterm{
 	},
 	"republishing": {
 		body: "fail", at: isHeader, after: thawPublisher, waiting: 1,
+	},
+	"republishing, while nothing is read": {
+		body: "fail", at: isHeader, before: func(w *worker) { w.sub.Freeze(true) }, queued: 1, unsure: 1,
 	},
 	"waiting for the confirm, which comes": {
 		body: "fail", at: isConfirm, after: thawPublisher, waiting: 1,
