@@ -32,10 +32,9 @@ var ruled struct {
 
 // rules are the definitions of the policies, by vhost.
 var rules = map[string]string{
-	"alternate":      `{"alternate-exchange": "sink"}`,
-	"nowhere":        `{"dead-letter-routing-key": "nowhere"}`,
-	"shared quorum":  `{"dead-letter-routing-key": "other"}`,
-	"shared classic": `{"dead-letter-routing-key": "other"}`,
+	"alternate":     `{"alternate-exchange": "sink"}`,
+	"nowhere":       `{"dead-letter-routing-key": "nowhere"}`,
+	"shared quorum": `{"dead-letter-routing-key": "other"}`,
 	// With these bits a message passes each level at once.
 	"levels quorum": `{"dead-letter-routing-key": "0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.other"}`,
 	"homeless":      `{"dead-letter-routing-key": "other"}`,
@@ -103,7 +102,7 @@ func TestNothingPassesByUnderAnAlternateExchangePolicy(t *testing.T) {
 	rig.BindQueue(t, url, "sink", "sink", "")
 	t.Run("strategies", func(t *testing.T) {
 		for _, name := range []string{
-			"quorum", "attempt quorum", "shared quorum", "levels quorum", "returning quorum",
+			"quorum", "shared quorum", "levels quorum", "returning quorum",
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
@@ -143,7 +142,7 @@ func TestNothingPassesByUnderAnAlternateExchangePolicy(t *testing.T) {
 func TestRetriesThatAPolicyLeadsToAnotherServiceComeHome(t *testing.T) {
 	t.Parallel()
 	const messages, delay = 10, 1300 * time.Millisecond
-	for _, name := range []string{"shared quorum", "shared classic", "levels quorum"} {
+	for _, name := range []string{"shared quorum", "levels quorum"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			url, strategy := ruledBy(t, name), rig.Strategies[name](t)
@@ -201,17 +200,15 @@ func TestRetriesThatAPolicyLeadsToAnotherServiceComeHome(t *testing.T) {
 }
 
 // Given a retry that a policy leads to another service, when its own queue is gone, then it is
-// stranded, as without the policy, and the subscriber's log says so.
+// stranded, as without the policy.
 func TestARetryThatAPolicyLeadsAwayAndHasNoHomeIsStranded(t *testing.T) {
 	t.Parallel()
 	url, strategy := ruledBy(t, "homeless"), rig.Shared(t, topology.Quorum)
 	policy := backoff.List{3 * time.Second}
 	config := rig.Config{URL: url, Queue: other, Strategy: strategy, Policy: policy}
-	victim, wrong := serveWrong(t, config)
+	_, wrong := serveWrong(t, config)
 	sendAndStop(t, config, "homeless")
 	rig.DeleteQueue(t, url, home)
-	const said = "Messages are stranded"
-	rig.WaitFor(t, "the log to say so", func() bool { return victim.Logs.Said(said) > 0 })
 	stranded := rig.Take(t, url, strategy.Prefix+".stranded")
 	require.Equal(t, home, stranded.RoutingKey)
 	require.Equal(t, home, stranded.Headers[header.Queue])
@@ -341,25 +338,17 @@ func TestASiblingDropsTheCopyThatAPolicyBroughtIt(t *testing.T) {
 func TestRetriesThatAPolicyLeadsNowhereAreNamed(t *testing.T) {
 	t.Parallel()
 	const messages = 5
-	for _, name := range []string{"shared quorum", "shared classic", "levels quorum"} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := rig.Start(t, rig.Config{
-				URL: ruledBy(t, "nowhere"), Strategy: rig.Strategies[name](t),
-				Policy: backoff.List{200 * time.Millisecond}, Handle: rig.Fail,
-			})
-			for range messages {
-				r.Publish(amqp.Publishing{})
-			}
-			stranded := r.Plan.Queues[len(r.Plan.Queues)-2].Name
-			want := fmt.Sprintf("messages:%d queue:%s", messages, stranded)
-			rig.WaitFor(t, "the log to say so", func() bool {
-				lines := r.Logs.Saying("Messages are stranded")
-				return len(lines) > 0 && strings.Contains(lines[len(lines)-1], want)
-			})
-			lines := r.Logs.Saying("Messages are stranded")
-			require.LessOrEqual(t, len(lines), messages, "only when there are more")
-			require.Equal(t, r.Queue, rig.Take(t, r.URL, stranded).Headers[header.Queue])
-		})
-	}
+	r := rig.Start(t, rig.Config{
+		URL: ruledBy(t, "nowhere"), Strategy: rig.Shared(t, topology.Quorum),
+		Policy: backoff.List{200 * time.Millisecond}, Handle: rig.Fail,
+	})
+	r.Send(make([]string, messages)...)
+	stranded := r.Plan.Queues[len(r.Plan.Queues)-2].Name
+	want := fmt.Sprintf("messages:%d queue:%s", messages, stranded)
+	said := func() []string { return r.Logs.Saying("Messages are stranded") }
+	rig.WaitFor(t, "the log to say so", func() bool {
+		return len(said()) > 0 && strings.Contains(said()[len(said())-1], want)
+	})
+	require.LessOrEqual(t, len(said()), messages, "only when there are more")
+	require.Equal(t, r.Queue, rig.Take(t, r.URL, stranded).Headers[header.Queue])
 }

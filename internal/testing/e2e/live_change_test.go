@@ -9,7 +9,6 @@ import (
 	"os/signal"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -28,72 +27,31 @@ import (
 	"github.com/millpond-go/millpond/topology/native"
 )
 
-// strategyChange is a change of the strategy on a live queue.
-type strategyChange struct {
-	name          string
-	from, to      topology.Strategy
-	arguments     amqp.Table // of the queue
-	queue         string
-	before, after *rig.Service
-	handled       *rig.Ledger
-}
-
-// PerQueue changes to Shared under 200 messages a second for a minute.
-func TestPerQueueToSharedUnderTraffic(t *testing.T) {
-	t.Parallel()
-	length := time.Minute
-	if testing.Short() {
-		length = 5 * time.Second
-	}
-	changeUnderTraffic(t, 200, length, &strategyChange{
-		from: topology.PerQueue{}, to: rig.Shared(t, topology.Quorum),
-	})
-}
-
-// Each strategy is changed to each other one, all at once; on RabbitMQ 4.3 also to Native and back.
+// Given traffic of which a fifth fails once, when the strategy of a queue changes as in rolling
+// deploys until each has followed each other one, on RabbitMQ 4.3 native.Strategy too, then every
+// message is handled, and no declaration conflicts. The new instance starts before the old one
+// stops.
 func TestAnyStrategyToAnyOtherUnderTraffic(t *testing.T) {
 	t.Parallel()
-	kinds := []string{"quorum", "attempt quorum", "shared quorum", "levels quorum", "returning quorum"}
-	var changes []*strategyChange
-	holds, _ := rig.HoldsRejected(t, testbroker.URL(t))
-	for _, kind := range kinds {
-		if holds {
-			native := native.Strategy{Min: time.Second, Max: 2 * time.Second}
-			args := rig.RejectArguments(native.Min, native.Max)
-			changes = append(changes, &strategyChange{
-				name: kind + " to native", from: rig.Strategies[kind](t), to: native, arguments: args,
-			}, &strategyChange{
-				name: "native to " + kind, from: native, to: rig.Strategies[kind](t), arguments: args,
-			})
-		}
-	}
-	for _, from := range kinds {
-		for _, to := range kinds {
-			if from != to {
-				changes = append(changes, &strategyChange{
-					name: from + " to " + to, from: rig.Strategies[from](t), to: rig.Strategies[to](t),
-				})
-			}
-		}
-	}
-	changeUnderTraffic(t, 15, 6*time.Second, changes...)
-}
-
-// Given traffic of which a fifth fails once, when strategies change as in a rolling deploy, then
-// every message is handled, and no declaration conflicts. The new instance starts before the old
-// one stops.
-func changeUnderTraffic(t *testing.T, rate int, length time.Duration, changes ...*strategyChange) {
-	t.Helper()
-	url := testbroker.URL(t)
+	url, queue, handled := testbroker.URL(t), testbroker.Queue(t), rig.NewLedger()
 	policy := backoff.List{time.Second, 2 * time.Second}
-	run := func(c *strategyChange, strategy topology.Strategy) *rig.Service {
+	var strategies []topology.Strategy
+	for _, kind := range []string{
+		"quorum", "attempt quorum", "shared quorum", "levels quorum", "returning quorum",
+	} {
+		strategies = append(strategies, rig.Strategies[kind](t))
+	}
+	var arguments amqp.Table
+	if holds, _ := rig.HoldsRejected(t, url); holds {
+		native := native.Strategy{Min: time.Second, Max: 2 * time.Second}
+		strategies, arguments = append(strategies, native), rig.RejectArguments(native.Min, native.Max)
+	}
+	run := func(strategy topology.Strategy) *rig.Service {
 		return rig.Start(t, rig.Config{
-			URL: url, Queue: c.queue, Strategy: strategy, Policy: policy,
+			URL: url, Queue: queue, Keep: true, Strategy: strategy, Policy: policy,
 			Configure: func(cfg *wamqp.Config) {
 				rig.Prefetch(20)(cfg)
-				if c.arguments != nil {
-					cfg.Queue.Arguments = c.arguments
-				}
+				cfg.Queue.Arguments = arguments
 			},
 			Handle: func(msg *message.Message) error {
 				body := string(msg.Payload)
@@ -101,77 +59,40 @@ func changeUnderTraffic(t *testing.T, rate int, length time.Duration, changes ..
 				if fails && middleware.Attempt(msg.Context()) == 1 {
 					return rig.ErrFailed
 				}
-				c.handled.Handle(body)
+				handled.Handle(body)
 				return nil
 			},
 		})
 	}
-	for _, c := range changes {
-		c.queue, c.handled = testbroker.Queue(t), rig.NewLedger()
-		c.before = run(c, c.from)
-	}
-
-	total := rate * int(length/time.Second)
-	ch := testbroker.Channel(t, url)
-	require.NoError(t, ch.Confirm(false))
-	var sent atomic.Int64 // to each of the queues
-	published := make(chan error, 1)
-	go func() {
-		tick := time.NewTicker(time.Second / time.Duration(rate))
-		defer tick.Stop()
-		var confirms []*amqp.DeferredConfirmation
-		for i := range total {
-			<-tick.C
-			for _, c := range changes {
-				msg := rig.Named(fmt.Sprint(i))
-				confirm, err := ch.PublishWithDeferredConfirm("", c.queue, true, false, msg)
-				if err != nil {
-					published <- err
-					return
-				}
-				confirms = append(confirms, confirm)
-			}
-			sent.Store(int64(i + 1))
+	var order []topology.Strategy // a b a c a, then b c b, then c
+	for i, strategy := range strategies {
+		rig.RemovePlan(t, url, strategy, queue, policy)
+		order = append(order, strategy)
+		for _, other := range strategies[i+1:] {
+			order = append(order, other, strategy)
 		}
-		for i, confirm := range confirms {
-			if !confirm.Wait() {
-				published <- fmt.Errorf("publish %d is not confirmed", i)
-				return
-			}
-		}
-		published <- nil
-	}()
-
-	rig.WaitFor(t, "a third of the traffic", func() bool { return sent.Load() >= int64(total/3) })
-	for _, c := range changes {
-		c.after = run(c, c.to)
 	}
-	rig.WaitFor(t, "half of the traffic", func() bool { return sent.Load() >= int64(total/2) })
-	var stopped sync.WaitGroup
-	for _, c := range changes {
-		stopped.Go(c.before.Stop)
+	traffic := &stream{url: url, key: queue, pause: 20 * time.Millisecond}
+	before := run(order[0])
+	traffic.start(t)
+	for i, strategy := range order[1:] {
+		traffic.more(t, 10)
+		after := run(strategy)
+		traffic.more(t, 10)
+		before.Stop()
+		require.NotContains(t, before.Logs.Text(), "PRECONDITION_FAILED", "%T, change %d", strategy, i)
+		before = after
 	}
-	select {
-	case err := <-published:
-		require.NoError(t, err)
-	case <-time.After(length + rig.Patience):
-		t.Fatal("the traffic does not end")
-	}
-	stopped.Wait()
+	traffic.end(t)
+	total := int(traffic.published.Load())
+	rig.WaitFor(t, "all to be handled", func() bool { return handled.Count() == total })
+	before.RequireNothingLeft(0)
+	require.NotContains(t, before.Logs.Text(), "PRECONDITION_FAILED")
 	duplicates := 0
-	for _, c := range changes {
-		rig.WaitFor(t, "all to be handled: "+c.name, func() bool { return c.handled.Count() == total })
-		c.after.Stop()
-		for _, s := range []*rig.Service{c.before, c.after} {
-			require.NotContains(t, s.Logs.Text(), "PRECONDITION_FAILED", c.name)
-		}
-		require.Zero(t, c.after.Depth(".dlq"), c.name)
-		for _, n := range c.handled.Handled {
-			duplicates += n - 1
-		}
+	for _, n := range handled.Handled {
+		duplicates += n - 1
 	}
-	t.Logf("%d messages through %d changes, %d duplicates",
-		total*len(changes), len(changes), duplicates)
+	t.Logf("%d messages through %d changes, %d duplicates", total, len(order)-1, duplicates)
 }
 
 // oldQueue tells this test binary to be an old service of TestRolloutAndRollback.
@@ -219,10 +140,12 @@ func TestRolloutAndRollback(t *testing.T) {
 			rig.DeclareQueue(t, url, queue, cfg.Queue.Arguments)
 			published := 0
 			traffic := func(n int) {
-				for range n {
-					rig.Publish(t, url, "", queue, rig.Message(fmt.Sprint("message ", published)))
+				messages := make([]amqp.Publishing, n)
+				for i := range messages {
+					messages[i] = rig.Message(fmt.Sprint("message ", published))
 					published++
 				}
+				rig.Post(t, url, queue, messages...)
 			}
 
 			stopOld := startOld(t, url, queue, name, all)
@@ -244,9 +167,10 @@ func TestRolloutAndRollback(t *testing.T) {
 			leaving := serve(backoff.None{})
 			retrying.Stop()
 			traffic(60)
-			rig.WaitFor(t, "the queues to be empty", func() bool {
-				return leaving.Depth(".wait.1s")+leaving.Depth(".wait.2s")+leaving.Depth("") == 0
-			})
+			settled := func() bool { // handled or dead: neither ready, unacked nor waiting
+				return all.Count()+max(0, leaving.Depth(".dlq")) >= published
+			}
+			rig.WaitFor(t, "the queues to be empty", settled)
 			if !overlap {
 				leaving.Stop()
 			}
@@ -254,9 +178,7 @@ func TestRolloutAndRollback(t *testing.T) {
 			leaving.Stop()
 			traffic(60)
 
-			rig.WaitFor(t, "all to be handled or dead-lettered", func() bool {
-				return all.Count()+max(0, leaving.Depth(".dlq")) >= published
-			})
+			rig.WaitFor(t, "all to be handled or dead-lettered", settled)
 			stopOld()
 			require.Zero(t, leaving.Depth(""))
 			dead := leaving.Depth(".dlq")
@@ -285,45 +207,19 @@ func TestLeavingAQuorumQueueUnderTraffic(t *testing.T) {
 			return nil
 		},
 	})
-	var published atomic.Int64
-	traffic := func() (pause func()) {
-		ch := testbroker.Channel(t, url)
-		require.NoError(t, ch.Confirm(false))
-		stop, ended := make(chan struct{}), make(chan error, 1)
-		go func() {
-			for {
-				select {
-				case <-stop:
-					ended <- nil
-					return
-				default:
-				}
-				msg := rig.Message(fmt.Sprint("message ", published.Load()))
-				confirm, err := ch.PublishWithDeferredConfirm("", queue, true, false, msg)
-				if err != nil || !confirm.Wait() {
-					ended <- fmt.Errorf("publish is not confirmed: %w", err)
-					return
-				}
-				published.Add(1)
-			}
-		}()
-		return func() {
-			close(stop)
-			require.NoError(t, <-ended)
-		}
-	}
+	traffic := &stream{url: url, key: queue}
 	settled := func() bool { // handled or dead: neither ready nor unacked
-		return int64(all.Count()+max(0, leaving.Depth(".dlq"))) == published.Load()
+		return int64(all.Count()+max(0, leaving.Depth(".dlq"))) == traffic.published.Load()
 	}
-	pause := traffic()
-	rig.WaitFor(t, "traffic for the new one", func() bool { return published.Load() >= 300 })
-	pause()
+	traffic.start(t)
+	traffic.more(t, 300)
+	traffic.end(t)
 	rig.WaitFor(t, "no message to be ready or unacked", settled)
 	leaving.Stop()
 	stopOld := startOld(t, url, queue, "quorum", all)
-	pause = traffic()
-	rig.WaitFor(t, "traffic for the old one", func() bool { return published.Load() >= 600 })
-	pause()
+	traffic.start(t)
+	traffic.more(t, 300)
+	traffic.end(t)
 	rig.WaitFor(t, "all to be handled or dead-lettered", settled)
 	stopOld()
 	require.Zero(t, leaving.Depth(""))

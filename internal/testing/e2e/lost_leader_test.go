@@ -1,7 +1,7 @@
 package e2e_test
 
 import (
-	"sync"
+	"fmt"
 	"testing"
 	"time"
 
@@ -14,7 +14,6 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -29,8 +28,8 @@ func TestNativeLosesNothingWithItsLeader(t *testing.T) {
 	const messages, failures = 300, 2
 	start := func(
 		queue string, strategy topology.Strategy, args amqp.Table,
-	) (*rig.Service, *attempts) {
-		calls := &attempts{of: map[string][]int{}}
+	) (*rig.Service, *rig.Busy) {
+		calls := rig.NewBusy()
 		return rig.Start(t, rig.Config{
 			URL: c.Node(0).URL(), Queue: queue, Keep: true, Strategy: strategy,
 			Policy:        backoff.Constant{Interval: 2 * time.Second, Retries: 10},
@@ -43,26 +42,38 @@ func TestNativeLosesNothingWithItsLeader(t *testing.T) {
 			},
 			SubscriberOptions: rig.InFlight(8),
 			Handle: func(msg *message.Message) error {
-				if calls.add(string(msg.Payload), middleware.Attempt(msg.Context())) <= failures {
+				body := string(msg.Payload)
+				defer calls.Enter(body)()
+				if calls.Of(body) <= failures {
 					return rig.ErrFailed
 				}
 				return nil
 			},
 		}), calls
 	}
+	// reached counts the messages that were handled n times or more.
+	reached := func(calls *rig.Busy, n int) (reached int) {
+		for i := range messages {
+			if calls.Of(fmt.Sprint(i)) >= n {
+				reached++
+			}
+		}
+		return reached
+	}
 	native, inQueue := start("native", strategy, args)
 	copies, inWaitQueue := start("copies", topology.PerQueue{}, amqp.Table{"x-queue-type": "quorum"})
 	for _, queue := range []string{native.Queue, copies.Queue} {
 		rig.Fill(t, c.Node(0).URL(), queue, messages)
 	}
-	for _, calls := range []*attempts{inQueue, inWaitQueue} {
-		testbroker.WaitFor(t, "most messages to wait for their second retry", patience,
-			func() bool { return calls.reached(failures) > messages/2 })
+	both := map[string]*rig.Busy{"native": inQueue, "copies": inWaitQueue}
+	for name, calls := range both {
+		rig.WaitFor(t, "most messages to wait for their second retry: "+name,
+			func() bool { return reached(calls, failures) > messages/2 })
 	}
 	require.NoError(t, c.Kill(0))
-	for name, calls := range map[string]*attempts{"native": inQueue, "copies": inWaitQueue} {
-		testbroker.WaitFor(t, "every message to be handled after its failures: "+name, patience,
-			func() bool { return calls.reached(failures+1) == messages })
+	for name, calls := range both {
+		rig.WaitFor(t, "every message to be handled after its failures: "+name,
+			func() bool { return reached(calls, failures+1) == messages })
 	}
 	require.NoError(t, c.Start(t.Context(), 0))
 	native.Stop()
@@ -71,40 +82,5 @@ func TestNativeLosesNothingWithItsLeader(t *testing.T) {
 		assert.Zero(t, testbroker.Depth(t, c.Node(1).URL(), queue), queue)
 	}
 	t.Logf("calls beyond %d for each message: native %d, copies %d", failures+1,
-		inQueue.total()-messages*(failures+1), inWaitQueue.total()-messages*(failures+1))
-}
-
-// attempts records the attempts of each message.
-type attempts struct {
-	mu sync.Mutex
-	of map[string][]int
-}
-
-// add returns how often the message was handled, this time included.
-func (a *attempts) add(body string, attempt int) int {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.of[body] = append(a.of[body], attempt)
-	return len(a.of[body])
-}
-
-// reached counts the messages that were handled n times or more.
-func (a *attempts) reached(n int) (messages int) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, calls := range a.of {
-		if len(calls) >= n {
-			messages++
-		}
-	}
-	return messages
-}
-
-func (a *attempts) total() (calls int) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, all := range a.of {
-		calls += len(all)
-	}
-	return calls
+		inQueue.Total()-messages*(failures+1), inWaitQueue.Total()-messages*(failures+1))
 }

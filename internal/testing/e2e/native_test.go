@@ -55,22 +55,36 @@ func (s *seen) waited() (passed []bool) {
 	return passed
 }
 
+// fail notes the call and fails.
+func (s *seen) fail(msg *message.Message) error {
+	return fmt.Errorf("call %d", s.note(msg))
+}
+
+// startNative starts a service on a queue that holds rejected messages from least to most.
+func startNative(t *testing.T, least, most time.Duration, c rig.Config) *rig.Service {
+	t.Helper()
+	strategy, args := rig.Native(t, testbroker.URL(t), least, most)
+	configure := c.Configure
+	c.Strategy, c.Configure = strategy, func(cfg *wamqp.Config) {
+		if configure != nil {
+			configure(cfg)
+		}
+		rig.WithQueue(args)(cfg)
+	}
+	return rig.Start(t, c)
+}
+
 // Given a queue that holds rejected messages for 400 ms, 800 ms and then 1 s, when its handler
 // always fails, then the message waits in its queue alone: nothing is published but the dead
 // letter, which has all its failures.
 func TestNativeWaitsInItsQueue(t *testing.T) {
 	t.Parallel()
-	url := testbroker.URL(t)
-	strategy, args := rig.Native(t, url, 400*time.Millisecond, time.Second)
 	var s seen
-	r := rig.Start(t, rig.Config{
-		Strategy: strategy, Configure: rig.WithQueue(args),
+	r := startNative(t, 400*time.Millisecond, time.Second, rig.Config{
 		Policy: backoff.Linear{
 			Initial: 400 * time.Millisecond, Step: 400 * time.Millisecond, Max: time.Second, Retries: 4,
 		},
-		Handle: func(msg *message.Message) error {
-			return fmt.Errorf("call %d", s.note(msg))
-		},
+		Handle: s.fail,
 	})
 	msg := rig.Named("fails")
 	msg.Headers = amqp.Table{"colour": "red"}
@@ -99,87 +113,59 @@ func TestNativeWaitsInItsQueue(t *testing.T) {
 // of the attempt.
 func TestNativeLeavesOtherDelaysToWaitQueues(t *testing.T) {
 	t.Parallel()
-	url := testbroker.URL(t)
-	strategy, args := rig.Native(t, url, time.Second, time.Second)
+	fails := func(*message.Message) error { return rig.ErrFailed }
 	for name, c := range map[string]struct {
 		msg    amqp.Publishing
-		id     string
-		handle func(call int, msg *message.Message) error
+		second func(*message.Message) error // what the second call returns
 		waited []bool
 	}{
 		"RetryAfter": {
-			id: "1",
-			handle: func(call int, _ *message.Message) error {
-				if call == 2 {
-					return middleware.RetryAfter(rig.ErrFailed, 1500*time.Millisecond)
-				}
-				return rig.ErrFailed
-			},
-			waited: []bool{false, false, true, true},
+			amqp.Publishing{MessageId: "1"}, func(*message.Message) error {
+				return middleware.RetryAfter(rig.ErrFailed, 1500*time.Millisecond)
+			}, []bool{false, false, true, true},
 		},
 		"Snooze": {
-			id: "2",
-			handle: func(call int, _ *message.Message) error {
-				if call == 2 {
-					return middleware.Snooze(rig.ErrFailed, time.Second)
-				}
-				return rig.ErrFailed
-			},
-			waited: []bool{false, false, true, true, true},
+			amqp.Publishing{MessageId: "2"}, func(*message.Message) error {
+				return middleware.Snooze(rig.ErrFailed, time.Second)
+			}, []bool{false, false, true, true, true},
 		},
-		"no id": {
-			handle: func(int, *message.Message) error { return rig.ErrFailed },
-			waited: []bool{false, true, true, true},
-		},
+		"no id": {amqp.Publishing{}, fails, []bool{false, true, true, true}},
 		"an expiration": {
-			id:     "3",
-			msg:    amqp.Publishing{Expiration: "3600000"},
-			handle: func(int, *message.Message) error { return rig.ErrFailed },
-			waited: []bool{false, true, true, true},
+			amqp.Publishing{MessageId: "3", Expiration: "3600000"}, fails, []bool{false, true, true, true},
 		},
 		"metadata that the handler has changed": {
-			id: "4",
-			handle: func(call int, msg *message.Message) error {
-				if call == 2 {
-					msg.Metadata.Set("cursor", "17")
-				}
+			amqp.Publishing{MessageId: "4"}, func(msg *message.Message) error {
+				msg.Metadata.Set("cursor", "17")
 				return rig.ErrFailed
-			},
-			waited: []bool{false, false, true, true},
+			}, []bool{false, false, true, true},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var s seen
-			r := rig.Start(t, rig.Config{
-				Strategy: strategy, Configure: rig.WithQueue(args),
+			r := startNative(t, time.Second, time.Second, rig.Config{
 				Policy:       backoff.Constant{Interval: time.Second, Retries: 3},
 				RetryOptions: []middleware.Option{middleware.WithKeptMetadata("cursor")},
-				Handle:       func(msg *message.Message) error { return c.handle(s.note(msg), msg) },
+				Handle: func(msg *message.Message) error {
+					if s.note(msg) == 2 {
+						return c.second(msg)
+					}
+					return rig.ErrFailed
+				},
 			})
-			c.msg.Body, c.msg.MessageId = []byte("fails"), c.id
 			r.Publish(c.msg)
 			rig.RequireDead(t, r.DeadLetter(), "exhausted", "4")
 			require.Equal(t, c.waited, s.waited())
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			require.Equal(t, []int{1, 2, 3, 4}, slices.Compact(s.attempts), "a snooze is no attempt")
-			for i, gap := range slices.Collect(gapsOf(s.All())) {
-				require.Greater(t, gap, time.Second-rig.Grace, "gap %d", i+1)
+			gaps := make([]time.Duration, len(c.waited)-1)
+			for i := range gaps {
+				gaps[i] = time.Second
 			}
+			s.RequireNotEarly(t, gaps...)
 			r.RequireNothingLeft(0)
 		})
-	}
-}
-
-// gapsOf yields the times between calls.
-func gapsOf(calls []time.Duration) func(yield func(time.Duration) bool) {
-	return func(yield func(time.Duration) bool) {
-		for i := range calls[1:] {
-			if !yield(calls[i+1] - calls[i]) {
-				return
-			}
-		}
 	}
 }
 
@@ -187,13 +173,9 @@ func gapsOf(calls []time.Duration) func(yield func(time.Duration) bool) {
 // it is a dead letter after 26 attempts, and the broker has dropped nothing.
 func TestNativePassesTheDeliveryLimit(t *testing.T) {
 	t.Parallel()
-	url := testbroker.URL(t)
-	strategy, args := rig.Native(t, url, 20*time.Millisecond, 20*time.Millisecond)
 	var s seen
-	r := rig.Start(t, rig.Config{
-		Strategy: strategy, Configure: rig.WithQueue(args),
-		Policy: backoff.Constant{Interval: 20 * time.Millisecond, Retries: 25},
-		Handle: func(msg *message.Message) error { s.note(msg); return rig.ErrFailed },
+	r := startNative(t, 20*time.Millisecond, 20*time.Millisecond, rig.Config{
+		Policy: backoff.Constant{Interval: 20 * time.Millisecond, Retries: 25}, Handle: s.fail,
 	})
 	r.Publish(rig.Named("fails"))
 	rig.RequireDead(t, r.DeadLetter(), "exhausted", "26")
@@ -209,15 +191,10 @@ func TestNativePassesTheDeliveryLimit(t *testing.T) {
 func TestNativeCountsConnectionsThatEnd(t *testing.T) {
 	t.Parallel()
 	url := testbroker.URL(t)
-	strategy, args := rig.Native(t, url, 200*time.Millisecond, 200*time.Millisecond)
 	proxy := testbroker.NewProxy(t, url)
 	var poison, innocent seen
-	r := rig.Start(t, rig.Config{
-		URL: proxy.URL(), AdminURL: url, PublisherURL: url, Strategy: strategy,
-		Configure: func(cfg *wamqp.Config) {
-			rig.QuickReconnect(cfg)
-			rig.WithQueue(args)(cfg)
-		},
+	r := startNative(t, 200*time.Millisecond, 200*time.Millisecond, rig.Config{
+		URL: proxy.URL(), AdminURL: url, PublisherURL: url, Configure: rig.QuickReconnect,
 		Policy: backoff.Constant{Interval: 200 * time.Millisecond, Retries: 2},
 		Handle: func(msg *message.Message) error {
 			if string(msg.Payload) != "poison" {
@@ -231,9 +208,7 @@ func TestNativeCountsConnectionsThatEnd(t *testing.T) {
 		},
 	})
 	r.URL = url
-	for _, body := range []string{"poison", "innocent 1", "innocent 2"} {
-		rig.Publish(t, url, "", r.Queue, rig.Named(body))
-	}
+	rig.Post(t, url, r.Queue, rig.Named("poison"), rig.Named("innocent 1"), rig.Named("innocent 2"))
 	dead := r.DeadLetter()
 	require.Equal(t, "poison", string(dead.Body))
 	rig.RequireDead(t, dead, "exhausted", "3")
@@ -270,29 +245,23 @@ func leave(
 // still waits until it is due, and it has not failed once more.
 func TestNativeKeepsARoundWhoseProcessEnds(t *testing.T) {
 	t.Parallel()
-	url := testbroker.URL(t)
-	strategy, args := rig.Native(t, url, 300*time.Millisecond, 300*time.Millisecond)
-	queue := testbroker.Queue(t)
+	const held, delay = 300 * time.Millisecond, 15 * time.Second // the process must end within it
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	_, args := rig.Native(t, url, held, held)
 	rig.DeclareQueue(t, url, queue, args)
-	const delay = 15 * time.Second // the process must end within it
 	due := time.Now().Add(delay)
-	state := header.RetryState{
-		Failures: 1, FirstFailure: time.Now(), NotBefore: due, Delay: delay,
-	}
+	state := header.RetryState{Failures: 1, FirstFailure: time.Now(), NotBefore: due, Delay: delay}
 	msg := rig.Named("fails")
 	msg.Headers = amqp.Table{}
 	for key, value := range state.Headers(queue) {
 		msg.Headers[key] = value
 	}
-	leave(t, url, queue, msg, func(ch *amqp.Channel, _ amqp.Delivery) error {
-		return ch.Close()
-	})
+	leave(t, url, queue, msg, func(ch *amqp.Channel, _ amqp.Delivery) error { return ch.Close() })
 	require.Less(t, time.Now(), due, "the machine is too slow for this test")
 	var s seen
 	var called time.Time
-	r := rig.Start(t, rig.Config{
-		Queue: queue, Strategy: strategy, Configure: rig.WithQueue(args),
-		Policy: backoff.Constant{Interval: 300 * time.Millisecond, Retries: 3},
+	r := startNative(t, held, held, rig.Config{
+		Queue: queue, Policy: backoff.Constant{Interval: held, Retries: 3},
 		Handle: func(msg *message.Message) error { called = time.Now(); s.note(msg); return nil },
 	})
 	rig.WaitFor(t, "the message to be handled", func() bool { return s.Count() == 1 })
@@ -305,9 +274,8 @@ func TestNativeKeepsARoundWhoseProcessEnds(t *testing.T) {
 // consumer has given it back, then it has not failed.
 func TestNativeTakesNoCountOfAnotherQueue(t *testing.T) {
 	t.Parallel()
-	url := testbroker.URL(t)
-	strategy, args := rig.Native(t, url, 500*time.Millisecond, time.Minute)
-	queue := testbroker.Queue(t)
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	_, args := rig.Native(t, url, 500*time.Millisecond, time.Minute)
 	rig.DeclareQueue(t, url, queue, args)
 	msg := rig.Named("fails")
 	msg.Headers = amqp.Table{"x-delivery-count": int64(30), "x-acquired-count": int64(40)}
@@ -315,12 +283,11 @@ func TestNativeTakesNoCountOfAnotherQueue(t *testing.T) {
 		return d.Nack(false, true)
 	})
 	var s seen
-	r := rig.Start(t, rig.Config{
-		Queue: queue, Strategy: strategy, Configure: rig.WithQueue(args),
+	r := startNative(t, 500*time.Millisecond, time.Minute, rig.Config{
+		Queue: queue, Handle: s.fail,
 		Policy: backoff.Linear{
 			Initial: 500 * time.Millisecond, Step: 500 * time.Millisecond, Max: time.Minute, Retries: 2,
 		},
-		Handle: func(msg *message.Message) error { s.note(msg); return rig.ErrFailed },
 	})
 	rig.RequireDead(t, r.DeadLetter(), "exhausted", "3")
 	require.Equal(t, []int{1, 2, 3}, s.attempts)
@@ -329,68 +296,46 @@ func TestNativeTakesNoCountOfAnotherQueue(t *testing.T) {
 	r.RequireNothingLeft(0)
 }
 
-// Given a middleware of the user that counts an attempt twice, when it hands the message over, then
-// a copy waits: a reject would count once.
-func TestNativeWritesACountThatTheBrokerCannotKeep(t *testing.T) {
+// Given a middleware of the user that counts an attempt twice, or a handler that acks its message,
+// when it republishes the message, then a copy waits: a reject would count once, and a delivery
+// cannot be rejected after its ack.
+func TestNativeRepublishesWhatARejectCannotSay(t *testing.T) {
 	t.Parallel()
-	url := testbroker.URL(t)
-	strategy, args := rig.Native(t, url, 300*time.Millisecond, 300*time.Millisecond)
-	var s seen
-	var r *rig.Service
-	started := make(chan struct{})
-	r = rig.Start(t, rig.Config{
-		Strategy: strategy, Configure: rig.WithQueue(args),
-		Policy: backoff.Constant{Interval: 300 * time.Millisecond, Retries: 3},
-		Handle: func(msg *message.Message) error {
-			<-started
-			if s.note(msg) > 1 {
-				return nil
-			}
-			state := middleware.StateOf(msg.Context())
-			state.Failures += 2
-			_, err := r.Client.Republish(msg.Context(), msg, 300*time.Millisecond, state)
-			return err
-		},
-	})
-	close(started)
-	r.Publish(rig.Named("counts twice"))
-	rig.WaitFor(t, "the second call", func() bool { return s.Count() == 2 })
-	r.RequireNothingLeft(0)
-	require.Equal(t, []int{1, 3}, s.attempts)
-}
-
-// Given a handler that acks its message and then republishes it, when the delivery is settled by
-// then, then a copy waits: a delivery cannot be rejected after its ack.
-func TestNativeRepublishesAfterAnEarlyAck(t *testing.T) {
-	t.Parallel()
-	url := testbroker.URL(t)
-	strategy, args := rig.Native(t, url, 300*time.Millisecond, 300*time.Millisecond)
-	var s seen
-	var r *rig.Service
-	started := make(chan struct{})
-	r = rig.Start(t, rig.Config{
-		Strategy: strategy, Configure: rig.WithQueue(args),
-		Policy: backoff.Constant{Interval: 300 * time.Millisecond, Retries: 3},
-		Handle: func(msg *message.Message) error {
-			<-started
-			if s.note(msg) > 1 {
-				return nil
-			}
-			msg.Ack()
-			<-msg.Context().Done() // the ack is sent
-			state := middleware.StateOf(msg.Context())
-			state.Failures++
-			ctx := context.WithoutCancel(msg.Context())
-			_, err := r.Client.Republish(ctx, msg, 300*time.Millisecond, state)
-			return err
-		},
-	})
-	close(started)
-	r.Publish(rig.Named("acks early"))
-	rig.WaitFor(t, "the second call", func() bool { return s.Count() == 2 })
-	r.RequireNothingLeft(0)
-	require.Equal(t, []int{1, 2}, s.attempts)
-	require.Equal(t, []bool{false, true}, s.waited())
+	for name, c := range map[string]struct {
+		acks     bool
+		failures int
+	}{"counts twice": {false, 2}, "acks early": {true, 1}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const held = 300 * time.Millisecond
+			var s seen
+			var r *rig.Service
+			started := make(chan struct{})
+			r = startNative(t, held, held, rig.Config{
+				Policy: backoff.Constant{Interval: held, Retries: 3},
+				Handle: func(msg *message.Message) error {
+					<-started
+					if s.note(msg) > 1 {
+						return nil
+					}
+					if c.acks {
+						msg.Ack()
+						<-msg.Context().Done() // the ack is sent
+					}
+					state := middleware.StateOf(msg.Context())
+					state.Failures += c.failures
+					_, err := r.Client.Republish(context.WithoutCancel(msg.Context()), msg, held, state)
+					return err
+				},
+			})
+			close(started)
+			r.Publish(rig.Named(name))
+			rig.WaitFor(t, "the second call", func() bool { return s.Count() == 2 })
+			r.RequireNothingLeft(0)
+			require.Equal(t, []int{1, 1 + c.failures}, s.attempts)
+			require.Equal(t, []bool{false, true}, s.waited())
+		})
+	}
 }
 
 // Given instances with Native and with another strategy on one queue, as during a rollout, when a

@@ -22,15 +22,19 @@ const orderKeys, orderKey = "order.#", "order.placed"
 
 // stream publishes mandatory messages to an exchange, one after the other, each confirmed.
 type stream struct {
+	url, exchange, key  string
+	pause               time.Duration // between two messages
 	published, returned atomic.Int64
 	stop                chan struct{}
 	ended               chan error
 }
 
-func startStream(t *testing.T, url, exchange string) *stream {
+// start begins to publish, or goes on after an end.
+func (s *stream) start(t *testing.T) {
 	t.Helper()
-	s := &stream{stop: make(chan struct{}), ended: make(chan error, 1)}
-	ch := testbroker.Channel(t, url)
+	stop := make(chan struct{})
+	s.stop, s.ended = stop, make(chan error, 1)
+	ch := testbroker.Channel(t, s.url)
 	require.NoError(t, ch.Confirm(false))
 	returns := ch.NotifyReturn(make(chan amqp.Return, 1))
 	go func() {
@@ -41,13 +45,13 @@ func startStream(t *testing.T, url, exchange string) *stream {
 	go func() {
 		for {
 			select {
-			case <-s.stop:
+			case <-stop:
 				s.ended <- nil
 				return
-			case <-time.After(2 * time.Millisecond):
+			case <-time.After(s.pause):
 			}
-			msg := rig.Message(fmt.Sprint("message ", s.published.Load()))
-			confirm, err := ch.PublishWithDeferredConfirm(exchange, orderKey, true, false, msg)
+			msg := rig.Named(fmt.Sprint("message ", s.published.Load()))
+			confirm, err := ch.PublishWithDeferredConfirm(s.exchange, s.key, true, false, msg)
 			if err != nil || !confirm.Wait() {
 				s.ended <- fmt.Errorf("publish is not confirmed: %w", err)
 				return
@@ -55,7 +59,6 @@ func startStream(t *testing.T, url, exchange string) *stream {
 			s.published.Add(1)
 		}
 	}()
-	return s
 }
 
 // more waits until n more messages are published.
@@ -89,6 +92,13 @@ func newMoving(t *testing.T, kind string) moving {
 	}
 	rig.DeclareExchange(t, url, m.exchange, "topic")
 	return m
+}
+
+func (m moving) startStream(t *testing.T) *stream {
+	t.Helper()
+	s := &stream{url: m.url, exchange: m.exchange, key: orderKey, pause: 2 * time.Millisecond}
+	s.start(t)
+	return s
 }
 
 func (m moving) startOld(t *testing.T) (stop func()) {
@@ -148,7 +158,7 @@ func TestMovingToANewQueueBesideTheOldOne(t *testing.T) {
 			t.Parallel()
 			m := newMoving(t, kind)
 			stopOld := m.startOld(t)
-			traffic := startStream(t, m.url, m.exchange)
+			traffic := m.startStream(t)
 			traffic.more(t, 50)
 
 			first := traffic.published.Load()
@@ -193,7 +203,7 @@ func TestMovingToANewQueueInAWrongOrder(t *testing.T) {
 	m := newMoving(t, "classic")
 	stopOld := m.startOld(t)
 	m.unbindOld(t) // before the new queue is bound
-	traffic := startStream(t, m.url, m.exchange)
+	traffic := m.startStream(t)
 	rig.WaitFor(t, "messages without a queue", func() bool { return traffic.returned.Load() > 0 })
 	traffic.end(t)
 	require.Zero(t, m.handled.Count())

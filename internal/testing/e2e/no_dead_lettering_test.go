@@ -3,19 +3,17 @@
 package e2e_test
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 	"time"
 
-	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
-	"github.com/millpond-go/millpond/topology/operate"
 )
 
 // endDeadLettering ends the workers until their supervisor gives up, as it does when queues are
@@ -35,28 +33,9 @@ const endDeadLettering = `
 func TestMessagesSurviveTheEndOfDeadLettering(t *testing.T) {
 	t.Parallel()
 	const waiting = 20
-	node := testbroker.Private(t)
-	queue := testbroker.Queue(t)
-	plan, err := topology.PlanFor(topology.PerQueue{}, queue,
-		backoff.Constant{Interval: blockedDelay, Retries: 1})
-	require.NoError(t, err)
-	ch := testbroker.Channel(t, node.URL())
-	_, err = ch.QueueDeclare(queue, true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
-	require.NoError(t, err)
-	operator, err := operate.Open(t.Context(), node.URL())
-	require.NoError(t, err)
-	require.NoError(t, operator.Declare(t.Context(), plan))
-	require.NoError(t, operator.Close())
-
-	require.NoError(t, ch.Confirm(false))
-	for i := range waiting {
-		confirm, err := ch.PublishWithDeferredConfirm("", waitQueue(t, plan), true, false,
-			amqp.Publishing{Body: []byte(fmt.Sprint(i)), DeliveryMode: amqp.Persistent})
-		require.NoError(t, err)
-		ok, err := confirm.WaitContext(t.Context())
-		require.NoError(t, err)
-		require.True(t, ok)
-	}
+	node, queue := testbroker.Private(t), testbroker.Queue(t)
+	rig.Provision(t, node.URL(), topology.PerQueue{}, queue, backoff.List{blockedDelay})
+	rig.Fill(t, node.URL(), queue+".wait.10s", waiting)
 	begun := time.Now()
 	assert.Equal(t, "ended", strings.TrimSpace(node.Ctl(t, "eval", endDeadLettering)))
 	require.Less(t, time.Since(begun), blockedDelay, "dead-lettering ended while the messages waited")
@@ -65,8 +44,5 @@ func TestMessagesSurviveTheEndOfDeadLettering(t *testing.T) {
 
 	node.Stop(t)
 	node.Start(t)
-	testbroker.WaitFor(t, "the messages", patience, func() bool {
-		return testbroker.Depth(t, node.URL(), queue) == waiting
-	})
-	assert.Equal(t, waiting, distinct(t, node.URL(), queue))
+	assert.Equal(t, waiting, distinct(t, node.URL(), queue, waiting))
 }

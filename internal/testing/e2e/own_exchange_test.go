@@ -8,7 +8,6 @@ import (
 	"time"
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
-	"github.com/ThreeDotsLabs/watermill/components/delay"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -103,19 +102,19 @@ var strategyNames = []string{"PerQueue", "Shared"}
 
 // Given a queue that three exchanges feed, when a message of each fails twice, then each comes back
 // through its own exchange with its own routing key. The siblings get the retries of their exchange
-// alone, and a message that was published to the queue comes back to the queue alone.
+// alone. A message that was published to the queue, at once or with a delay, comes to the queue
+// alone.
 func TestEachMessageReturnsThroughItsOwnExchange(t *testing.T) {
 	t.Parallel()
-	for _, name := range strategyNames {
-		for _, types := range []string{"quorum quorum", "quorum classic", "classic classic"} {
-			t.Run(name+" "+types, func(t *testing.T) {
-				t.Parallel()
-				wait, main, _ := strings.Cut(types, " ")
-				f := newFed(t)
-				strategy := withVia(t, name, topology.QueueType(wait), f.names())
-				eachReturns(f, strategy, topology.QueueType(main))
-			})
-		}
+	for _, names := range []string{
+		"PerQueue quorum quorum", "Shared quorum classic", "PerQueue classic classic",
+	} {
+		t.Run(names, func(t *testing.T) {
+			t.Parallel()
+			f, n := newFed(t), strings.Fields(names)
+			strategy := withVia(t, n[0], topology.QueueType(n[1]), f.names())
+			eachReturns(f, strategy, topology.QueueType(n[2]))
+		})
 	}
 }
 
@@ -152,6 +151,8 @@ func eachReturns(f *fed, strategy topology.Strategy, main topology.QueueType) {
 		keys.Via: "through " + f.exchanges["topic"] + " " + r.Queue, keys.Level + "9": "first",
 	}
 	r.Publish(alone)
+	pub := rig.NewPublisher(t, rig.OpenClient(t, f.url, strategy), f.url)
+	require.NoError(t, pub.Publish(r.Queue, rig.DelayedBy(700*time.Millisecond)))
 	calls := func() int {
 		mu.Lock()
 		defer mu.Unlock()
@@ -161,7 +162,7 @@ func eachReturns(f *fed, strategy topology.Strategy, main topology.QueueType) {
 		}
 		return n
 	}
-	rig.WaitFor(t, "three attempts of each", func() bool { return calls() >= 12 })
+	rig.WaitFor(t, "three attempts of each", func() bool { return calls() >= 15 })
 	for _, kind := range feeding {
 		var want []string
 		for attempt := range 3 {
@@ -175,8 +176,9 @@ func eachReturns(f *fed, strategy topology.Strategy, main topology.QueueType) {
 		}
 	}
 	require.Len(t, seen["alone"], 3)
+	require.Len(t, seen["later"], 3)
 	r.RequireNothingLeft(0)
-	require.Equal(t, 12, calls())
+	require.Equal(t, 15, calls())
 	require.Equal(t, 0, rig.Waiting(t, f.url, r.Plan))
 	for _, kind := range feeding {
 		require.Equal(t, 0, testbroker.Depth(t, f.url, f.siblings[kind]), "no more than its own")
@@ -208,7 +210,9 @@ func TestSiblingsOfTwoExchangesDoNotMultiplyRetries(t *testing.T) {
 				for range 6 { // of each exchange the message, and two copies of the other's retries
 					dead := r.DeadLetter()
 					require.Equal(t, "3", dead.Headers[header.DeadFailures])
-					require.Equal(t, f.exchanges[string(dead.Body)], dead.Headers[keys.OriginExchange])
+					kind := string(dead.Body)
+					require.Equal(t, f.exchanges[kind], dead.Headers[keys.OriginExchange])
+					require.Equal(t, routingKeys[kind], dead.Headers[keys.OriginRoutingKey])
 					for key := range dead.Headers {
 						require.False(t, key == keys.Via || strings.HasPrefix(key, keys.Level), key)
 					}
@@ -319,29 +323,4 @@ func TestLevelsOfAnEarlierVersionDrain(t *testing.T) {
 	for range 2 {
 		require.Equal(t, "order.created.eu", rig.Take(t, f.url, f.siblings["topic"]).RoutingKey)
 	}
-}
-
-// Given a queue with a Via, when a new message is published to it with a delay, then it comes to
-// its queue alone.
-func TestADelayedMessageComesToItsQueueAlone(t *testing.T) {
-	t.Parallel()
-	f := newFed(t)
-	strategy := withVia(t, "Shared", topology.Quorum, f.names())
-	handled := make(chan string, 10)
-	r := rig.Start(t, rig.Config{
-		URL: f.url, Strategy: strategy, Configure: f.onTopic(topology.Quorum), Policy: rig.Quickly(1),
-		Handle: func(msg *message.Message) error {
-			raw, _ := topology.Received(msg.Context())
-			handled <- string(msg.Payload) + " by " + raw.RoutingKey
-			return nil
-		},
-	})
-	pub := rig.NewPublisher(t, rig.OpenClient(t, f.url, strategy), f.url)
-	msg := message.NewMessage("id", []byte("later"))
-	msg.SetContext(delay.WithContext(msg.Context(), delay.For(700*time.Millisecond)))
-	begun := time.Now()
-	require.NoError(t, pub.Publish(r.Queue, msg))
-	require.Equal(t, "later by "+r.Queue, rig.Await(t, handled))
-	require.GreaterOrEqual(t, time.Since(begun), 700*time.Millisecond)
-	require.Equal(t, 0, testbroker.Depth(t, f.url, f.siblings["topic"]))
 }

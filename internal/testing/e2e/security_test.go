@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
-	"net"
 	"strings"
 	"testing"
 	"time"
@@ -42,9 +41,6 @@ func TestDefinitionsAndPermissionsSuffice(t *testing.T) {
 	bounded := topology.DeadLetters{Arguments: amqp.Table{"x-max-length": int64(1000)}}
 	strategies := map[string]topology.Strategy{
 		"perqueue": topology.PerQueue{Dead: bounded},
-		"classic":  topology.PerQueue{Type: topology.Classic},
-		"attempt":  topology.PerAttempt{},
-		"shared":   topology.Shared{},
 		"levels":   topology.Levels{},
 		// Only this one needs no right to the default exchange, which leads to every queue.
 		"target": topology.Shared{Dead: topology.DeadLetters{Target: func(string) topology.Route {
@@ -317,70 +313,46 @@ func TestNothingSecretIsLoggedOrWritten(t *testing.T) {
 	t.Logf("%d lines of log, %d messages", strings.Count(r.Logs.Text(), "\n"), len(written))
 }
 
-// authority is a CA of this test.
-type authority struct {
-	t    testing.TB
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-	pem  []byte
-	pool *x509.CertPool
-}
-
-func newAuthority(t testing.TB, name string) *authority {
+// issue returns a certificate with its key. It is signed by another, or is a CA.
+func issue(t testing.TB, name string, by *tls.Certificate, hosts ...string) *tls.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
-	template := certificate(name)
-	template.IsCA, template.BasicConstraintsValid = true, true
-	template.KeyUsage = x509.KeyUsageCertSign
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), DNSNames: hosts,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	parent, signer := template, any(key)
+	if by != nil {
+		parent, signer = by.Leaf, by.PrivateKey
+	} else {
+		template.IsCA, template.BasicConstraintsValid = true, true
+		template.KeyUsage = x509.KeyUsageCertSign
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer)
 	require.NoError(t, err)
-	cert, err := x509.ParseCertificate(der)
+	leaf, err := x509.ParseCertificate(der)
 	require.NoError(t, err)
-	pool := x509.NewCertPool()
-	pool.AddCert(cert)
-	return &authority{t: t, cert: cert, key: key, pem: inPEM("CERTIFICATE", der), pool: pool}
+	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
 }
 
 func inPEM(kind string, der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
 }
 
-func certificate(name string) *x509.Certificate {
-	serial, _ := rand.Int(rand.Reader, big.NewInt(1<<62)) // never fails
-	return &x509.Certificate{
-		SerialNumber: serial, Subject: pkix.Name{CommonName: name},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+// trusting connects with a client certificate of one CA, and trusts the certificates of another.
+func trusting(t testing.TB, server, client *tls.Certificate) *tls.Config {
+	t.Helper()
+	cfg := &tls.Config{}
+	if server != nil {
+		cfg.RootCAs = x509.NewCertPool()
+		cfg.RootCAs.AddCert(server.Leaf)
 	}
-}
-
-// sign returns a certificate with these names and its key, in PEM.
-func (a *authority) sign(name string, hosts ...string) (cert, key []byte) {
-	a.t.Helper()
-	own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(a.t, err)
-	template := certificate(name)
-	for _, host := range hosts {
-		if ip := net.ParseIP(host); ip != nil {
-			template.IPAddresses = append(template.IPAddresses, ip)
-		} else {
-			template.DNSNames = append(template.DNSNames, host)
-		}
+	if client != nil {
+		cfg.Certificates = []tls.Certificate{*issue(t, "shop", client)}
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, &own.PublicKey, a.key)
-	require.NoError(a.t, err)
-	raw, err := x509.MarshalPKCS8PrivateKey(own)
-	require.NoError(a.t, err)
-	return inPEM("CERTIFICATE", der), inPEM("PRIVATE KEY", raw)
-}
-
-// client returns a certificate to connect with.
-func (a *authority) client(name string) tls.Certificate {
-	a.t.Helper()
-	pair, err := tls.X509KeyPair(a.sign(name))
-	require.NoError(a.t, err)
-	return pair
+	return cfg
 }
 
 // Given a broker that demands client certificates of one CA, then client and Subscriber work
@@ -388,11 +360,13 @@ func (a *authority) client(name string) tls.Certificate {
 func TestTLSWithClientCertificates(t *testing.T) {
 	t.Parallel()
 	testbroker.RequireNode(t)
-	trusted, other := newAuthority(t, "our CA"), newAuthority(t, "another CA")
-	cert, key := trusted.sign("broker", "localhost")
-	node := testbroker.Private(t, testbroker.WithTLS(trusted.pem, cert, key))
-	url := node.TLSURL()
-	good := &tls.Config{RootCAs: trusted.pool, Certificates: []tls.Certificate{trusted.client("shop")}}
+	trusted, other := issue(t, "our CA", nil), issue(t, "another CA", nil)
+	own := issue(t, "broker", trusted, "localhost")
+	key, err := x509.MarshalPKCS8PrivateKey(own.PrivateKey)
+	require.NoError(t, err)
+	node := testbroker.Private(t, testbroker.WithTLS(inPEM("CERTIFICATE", trusted.Certificate[0]),
+		inPEM("CERTIFICATE", own.Certificate[0]), inPEM("PRIVATE KEY", key)))
+	url, good := node.TLSURL(), trusting(t, trusted, trusted)
 
 	t.Run("serves", func(t *testing.T) {
 		var calls rig.Timeline
@@ -410,13 +384,6 @@ func TestTLSWithClientCertificates(t *testing.T) {
 		rig.WaitFor(t, "the message after a reconnect", func() bool { return calls.Count() == 3 })
 	})
 
-	with := func(pool *x509.CertPool, of *authority) *tls.Config {
-		cfg := &tls.Config{RootCAs: pool}
-		if of != nil {
-			cfg.Certificates = []tls.Certificate{of.client("shop")}
-		}
-		return cfg
-	}
 	noTLS := strings.Replace(node.URL(), "amqp:", "amqps:", 1)
 	for name, c := range map[string]struct {
 		url  string
@@ -424,11 +391,11 @@ func TestTLSWithClientCertificates(t *testing.T) {
 		want []string
 	}{
 		"CA not trusted": {
-			url, with(nil, trusted), []string{"unknown authority", "TLSConfig.RootCAs"},
+			url, trusting(t, nil, trusted), []string{"unknown authority", "TLSConfig.RootCAs"},
 		},
-		"wrong CA":              {url, with(other.pool, trusted), []string{"TLSConfig.RootCAs"}},
-		"no client certificate": {url, with(trusted.pool, nil), []string{"TLSConfig.Certificates"}},
-		"another CA's client":   {url, with(trusted.pool, other), []string{"TLSConfig.Certificates"}},
+		"wrong CA":              {url, trusting(t, other, trusted), []string{"TLSConfig.RootCAs"}},
+		"no client certificate": {url, trusting(t, trusted, nil), []string{"TLSConfig.Certificates"}},
+		"another CA's client":   {url, trusting(t, trusted, other), []string{"TLSConfig.Certificates"}},
 		"another name": {
 			strings.Replace(url, "localhost", "127.0.0.1", 1), good,
 			[]string{"127.0.0.1", "TLSConfig.ServerName"},

@@ -73,55 +73,6 @@ func TestReturnThroughAMissingExchange(t *testing.T) {
 	calls.RequireGaps(t, r.Plan, 100*time.Millisecond)
 }
 
-// A sibling sees a retry as a new message from the exchange itself.
-func TestSiblingSeesARetryAsNew(t *testing.T) {
-	t.Parallel()
-	url, events := testbroker.URL(t), rig.TopicExchange(t)
-	var failing rig.Timeline
-	arrivals := make(chan rig.Arrival, 10)
-	c := viaEvents(url, events, rig.SharedVia(t, events), 100*time.Millisecond)
-	sibling := c
-	c.Handle, sibling.Handler = failing.FailUntil(2), rig.Collect(arrivals)
-	rig.Start(t, c)
-	rig.Start(t, sibling)
-	rig.Publish(t, url, events, "order.created.eu", amqp.Publishing{})
-	for range 2 {
-		arrived := rig.Await(t, arrivals)
-		require.Equal(t, 1, arrived.Attempt)
-		state := middleware.StateOf(arrived.Msg.Context())
-		exchange, key := state.OriginExchange, state.OriginRoutingKey
-		require.Equal(t, events+" order.created.eu", exchange+" "+key)
-	}
-	rig.WaitFor(t, "the retry", func() bool { return failing.Count() == 2 })
-}
-
-// Given two siblings that fail everything, then each retry is a new message for the other one,
-// and the retries of that message stay in its own queue. Otherwise they would never end.
-func TestSiblingsDoNotMultiplyRetries(t *testing.T) {
-	t.Parallel()
-	url, events := testbroker.URL(t), rig.TopicExchange(t)
-	c := viaEvents(url, events, rig.SharedVia(t, events), 100*time.Millisecond, 200*time.Millisecond)
-	var siblings []*rig.Service
-	var calls [2]rig.Timeline
-	for i := range calls {
-		c.Handle = calls[i].Fail
-		siblings = append(siblings, rig.Start(t, c))
-	}
-	rig.Publish(t, url, events, "order.created.eu", amqp.Publishing{})
-	for i, r := range siblings {
-		for range 3 { // the message, and two copies of the sibling's retries
-			dead := r.DeadLetter()
-			require.Equal(t, "3", dead.Headers[header.DeadFailures])
-			require.NotContains(t, dead.Headers, keys.Via)
-		}
-		require.Equal(t, 9, calls[i].Count())
-	}
-	for _, r := range siblings {
-		r.RequireNothingLeft(0)
-		require.Equal(t, 0, rig.Waiting(t, url, r.Plan))
-	}
-}
-
 // A sibling gets a copy for each failure, and none for a message that is snoozed or goes on
 // waiting.
 func TestNothingButRetriesPassesTheExchange(t *testing.T) {
@@ -185,12 +136,10 @@ func (b *viaBroker) requireReached(
 	story, exchange, key string, headers amqp.Table, queues []string, want ...string,
 ) {
 	b.t.Helper()
+	rig.Publish(b.t, b.url, exchange, key, amqp.Publishing{
+		Headers: headers, DeliveryMode: amqp.Persistent,
+	})
 	ch := testbroker.Channel(b.t, b.url)
-	require.NoError(b.t, ch.Confirm(false))
-	confirm, err := ch.PublishWithDeferredConfirm(exchange, key, false, false,
-		amqp.Publishing{Headers: headers, DeliveryMode: amqp.Persistent})
-	require.NoError(b.t, err)
-	require.True(b.t, confirm.Wait())
 	var reached []string
 	for _, name := range queues {
 		for {

@@ -176,169 +176,115 @@ func (a *app) eventGroup(ackUnknown bool, name string, handlers ...cqrs.GroupEve
 	require.NoError(a.t, p.AddHandlersGroup(name, handlers...))
 }
 
-// Given a command handler that fails, when a command comes, then it is retried, and the context of
-// the handler knows the attempt.
-func TestCommandIsRetried(t *testing.T) {
+// Given command handlers that fail, when commands come, then each is retried by the policy of its
+// handler, and the context of the handler knows the attempt. AckCommandHandlingErrors takes an
+// error away inside DelayedRetry: nothing is retried. A command that cannot be unmarshalled fails
+// inside, too: a classifier for syntax errors lets it die at once.
+func TestCommandsAreRetried(t *testing.T) {
 	t.Parallel()
-	attempts, ids := make(chan int, 10), make(chan string, 10)
 	a := newApp(t, rig.Quickly(2))
-	a.retryAll()
-	place := func(ctx context.Context, cmd *placeOrder) error {
-		attempts <- middleware.Attempt(ctx)
-		ids <- cmd.ID
-		if middleware.LastAttempt(ctx) {
-			return nil
+	var mu sync.Mutex
+	calls, queues := map[string][]string{}, map[string]string{}
+	for name, c := range map[string]struct {
+		retries int
+		acks    bool
+	}{"ends well": {2, false}, "fails": {0, false}, "acked": {2, true}} {
+		queues[name] = testbroker.Queue(t)
+		place := func(ctx context.Context, cmd *placeOrder) error {
+			mu.Lock()
+			defer mu.Unlock()
+			calls[name] = append(calls[name], fmt.Sprint(cmd.ID, " at ", middleware.Attempt(ctx)))
+			if name == "ends well" && middleware.LastAttempt(ctx) {
+				return nil
+			}
+			return rig.ErrFailed
 		}
-		return rig.ErrFailed
+		syntax := middleware.PermanentIf(backoff.As[*json.SyntaxError]())
+		h := a.commands(queues[name], c.acks, cqrs.NewCommandHandler(name, place))
+		h.AddMiddleware(a.retry(backoff.Limit{Policy: rig.Quickly(100), Retries: c.retries},
+			middleware.WithClassifier(syntax)))
 	}
-	a.commands(a.queue, false, cqrs.NewCommandHandler("place", place))
 	stop := a.run(a.router)
-	require.NoError(t, a.commandBus(a.queue).Send(t.Context(), &placeOrder{ID: "7"}))
-	rig.AwaitAttempts(t, attempts, 1, 2, 3)
-	for range 3 {
-		require.Equal(t, "7", <-ids)
+	for _, queue := range queues {
+		require.NoError(t, a.commandBus(queue).Send(t.Context(), &placeOrder{ID: "7"}))
 	}
-	stop()
-	a.requireNothingLeft(a.queue)
-}
-
-// Given a classifier for syntax errors, when a command cannot be unmarshalled, then it is dead at
-// once. Unmarshalling fails inside DelayedRetry.
-func TestCommandThatCannotBeReadIsDeadLettered(t *testing.T) {
-	t.Parallel()
-	a := newApp(t, rig.Quickly(2))
-	a.retryAll(middleware.WithClassifier(middleware.PermanentIf(backoff.As[*json.SyntaxError]())))
-	place := func(context.Context, *placeOrder) error {
-		t.Error("the handler was called")
-		return nil
-	}
-	a.commands(a.queue, false, cqrs.NewCommandHandler("place", place))
-	a.run(a.router)
-	msg := message.NewMessage("id-1", []byte("{"))
-	msg.Metadata.Set("name", jsonNames.Name(placeOrder{}))
-	require.NoError(t, a.publisher().Publish(a.queue, msg))
-	dead := rig.Take(t, a.url, a.queue+".dlq")
+	unreadable := message.NewMessage("id-1", []byte("{"))
+	unreadable.Metadata.Set("name", jsonNames.Name(placeOrder{}))
+	require.NoError(t, a.publisher().Publish(queues["ends well"], unreadable))
+	dead := rig.Take(t, a.url, queues["ends well"]+".dlq")
 	rig.RequireDead(t, dead, "permanent", "1")
-	require.Equal(t, "place", dead.Headers[header.DeadHandler])
-}
-
-// Given AckCommandHandlingErrors, when a handler fails, then the error is taken away inside
-// DelayedRetry. Nothing is retried or dead-lettered.
-func TestAckCommandHandlingErrorsLeavesNothingToRetry(t *testing.T) {
-	t.Parallel()
-	attempts := make(chan int, 10)
-	a := newApp(t, rig.Quickly(2))
-	a.retryAll()
-	place := func(ctx context.Context, _ *placeOrder) error {
-		attempts <- middleware.Attempt(ctx)
-		return rig.ErrFailed
-	}
-	a.commands(a.queue, true, cqrs.NewCommandHandler("place", place))
-	stop := a.run(a.router)
-	bus := a.commandBus(a.queue)
-	for range 2 {
-		require.NoError(t, bus.Send(t.Context(), &placeOrder{}))
-	}
-	rig.AwaitAttempts(t, attempts, 1, 1)
+	require.Equal(t, "ends well", dead.Headers[header.DeadHandler])
+	rig.RequireDead(t, rig.Take(t, a.url, queues["fails"]+".dlq"), "exhausted", "1")
+	rig.WaitFor(t, "the calls", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(calls["ends well"]) == 3 && len(calls["acked"]) == 1
+	})
 	stop()
-	a.requireNothingLeft(a.queue)
-	require.Zero(t, testbroker.Depth(t, a.url, a.queue+".wait.100ms"))
-}
-
-// Given a policy for each handler, when both fail, then each command has the attempts of its
-// handler's policy.
-func TestCommandsWithPoliciesOfTheirOwn(t *testing.T) {
-	t.Parallel()
-	a := newApp(t, rig.Quickly(2))
-	retries := map[string]int{testbroker.Queue(t): 0, testbroker.Queue(t): 2}
-	for queue, n := range retries {
-		place := func(context.Context, *placeOrder) error { return rig.ErrFailed }
-		h := a.commands(queue, false, cqrs.NewCommandHandler(queue, place))
-		h.AddMiddleware(a.retry(backoff.Limit{Policy: rig.Quickly(100), Retries: n}))
-	}
-	a.run(a.router)
-	for queue, n := range retries {
-		require.NoError(t, a.commandBus(queue).Send(t.Context(), &placeOrder{}))
-		dead := rig.Take(t, a.url, queue+".dlq")
-		require.Equal(t, map[int]string{0: "1", 2: "3"}[n], dead.Headers[header.DeadFailures])
+	require.Equal(t, map[string][]string{
+		"ends well": {"7 at 1", "7 at 2", "7 at 3"}, "fails": {"7 at 1"}, "acked": {"7 at 1"},
+	}, calls)
+	for _, queue := range queues {
+		a.requireNothingLeft(queue)
+		require.LessOrEqual(t, testbroker.Depth(t, a.url, queue+".wait.100ms"), 0)
 	}
 }
 
 // Given an event without a handler, when it comes, then that is a failure, unless AckOnUnknownEvent
-// acks it.
-func TestUnknownEvents(t *testing.T) {
+// acks it. When one handler of a group fails, then the handlers before it are called again, because
+// all of them share one message. All see its attempt.
+func TestEventsAreRetried(t *testing.T) {
 	t.Parallel()
 	type handle = func(context.Context, *orderPlaced) error
 	for name, ackUnknown := range map[string]bool{"failure": false, "acked": true} {
-		for kind, add := range map[string]func(*app, handle){
-			"processor": func(a *app, h handle) {
-				handler := a.event(ackUnknown, cqrs.NewEventHandler("placed", h))
+		for kind, add := range map[string]func(*app, func(name string) handle){
+			"processor": func(a *app, h func(string) handle) {
+				handler := a.event(ackUnknown, cqrs.NewEventHandler("placed", h("ship")))
 				handler.AddMiddleware(a.retry(rig.Quickly(1)))
 			},
 			// A group gives no handler to add a middleware to.
-			"group": func(a *app, h handle) {
+			"group": func(a *app, h func(string) handle) {
 				placed := middleware.WithPolicyFor(middleware.Selector{Handler: "placed"}, rig.Quickly(1))
 				a.router.AddMiddleware(a.retry(backoff.None{}, placed))
-				a.eventGroup(ackUnknown, "placed", cqrs.NewGroupEventHandler(h))
+				a.eventGroup(ackUnknown, "placed", cqrs.NewGroupEventHandler(h("bill")),
+					cqrs.NewGroupEventHandler(h("ship")), cqrs.NewGroupEventHandler(h("thank")))
 			},
 		} {
 			t.Run(kind+", "+name, func(t *testing.T) {
 				t.Parallel()
-				attempts := make(chan int, 10)
+				calls := make(chan string, 10)
 				a := newApp(t, rig.Quickly(1))
-				add(a, func(ctx context.Context, _ *orderPlaced) error {
-					attempts <- middleware.Attempt(ctx)
-					if middleware.Attempt(ctx) == 1 {
-						return rig.ErrFailed
+				add(a, func(name string) handle {
+					return func(ctx context.Context, _ *orderPlaced) error {
+						calls <- fmt.Sprint(name, " at ", middleware.Attempt(ctx))
+						if name == "ship" && middleware.Attempt(ctx) == 1 {
+							return rig.ErrFailed
+						}
+						return nil
 					}
-					return nil
 				})
 				stop := a.run(a.router)
 				bus := a.eventBus()
 				require.NoError(t, bus.Publish(t.Context(), &orderShipped{}))
 				require.NoError(t, bus.Publish(t.Context(), &orderPlaced{}))
-				rig.AwaitAttempts(t, attempts, 1, 2)
+				want := []string{"ship at 1", "ship at 2"}
+				if kind == "group" {
+					want = []string{"bill at 1", "ship at 1", "bill at 2", "ship at 2", "thank at 2"}
+				}
+				for _, call := range want {
+					require.Equal(t, call, rig.Await(t, calls))
+				}
 				if !ackUnknown {
 					dead := rig.Take(t, a.url, a.queue+".dlq")
 					require.Equal(t, "2", dead.Headers[header.DeadFailures])
 					require.Equal(t, "placed", dead.Headers[header.DeadHandler])
 				}
 				stop()
+				require.Empty(t, calls)
 				a.requireNothingLeft(a.queue)
 			})
 		}
 	}
-}
-
-// Given a group of handlers, when one fails, then the handlers before it are called again, because
-// all of them share one message. All see its attempt.
-func TestEventGroupIsRetriedAsAWhole(t *testing.T) {
-	t.Parallel()
-	calls := make(chan string, 10)
-	handler := func(name string, fails bool) cqrs.GroupEventHandler {
-		return cqrs.NewGroupEventHandler(func(ctx context.Context, _ *orderPlaced) error {
-			attempt := middleware.Attempt(ctx)
-			calls <- fmt.Sprintf("attempt %d: %s", attempt, name)
-			if fails && attempt == 1 {
-				return rig.ErrFailed
-			}
-			return nil
-		})
-	}
-	a := newApp(t, rig.Quickly(1))
-	a.retryAll()
-	bill, ship, thank := handler("bill", false), handler("ship", true), handler("thank", false)
-	a.eventGroup(false, "group", bill, ship, thank)
-	stop := a.run(a.router)
-	require.NoError(t, a.eventBus().Publish(t.Context(), &orderPlaced{}))
-	for _, want := range []string{
-		"attempt 1: bill", "attempt 1: ship", "attempt 2: bill", "attempt 2: ship", "attempt 2: thank",
-	} {
-		require.Equal(t, want, <-calls)
-	}
-	stop()
-	require.Empty(t, calls)
-	a.requireNothingLeft(a.queue)
 }
 
 // Given a caller that waits for replies, when the first attempt fails, then its reply is a failure

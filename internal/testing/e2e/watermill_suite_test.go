@@ -26,23 +26,31 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// TestPubSubStress runs Watermill's suite for Pub/Subs ten times at once, with the features that
-// watermill-amqp claims for a Pub/Sub. With MILLPOND_LONG each has all its messages.
+var long = os.Getenv("MILLPOND_LONG") != ""
+
+// TestPubSubStress runs Watermill's suite for Pub/Subs with the features that watermill-amqp claims
+// for a Pub/Sub: with MILLPOND_LONG ten times at once, and each with all its messages.
 func TestPubSubStress(t *testing.T) {
+	t.Parallel()
+	suite := tests.TestPubSub
+	if long {
+		suite = tests.TestPubSubStressTest
+	}
 	url := testbroker.URL(t)
 	group := func(t *testing.T, consumerGroup string) (message.Publisher, message.Subscriber) {
 		queue := wamqp.GenerateQueueNameTopicNameWithSuffix(consumerGroup)
 		return suitePubSub(t, wamqp.NewDurablePubSubConfig(url, nil),
 			wamqp.NewDurablePubSubConfig(url, queue))
 	}
-	tests.TestPubSubStressTest(t, tests.Features{
+	suite(t, tests.Features{
 		ConsumerGroups: true, GuaranteedOrder: true, GuaranteedOrderWithSingleSubscriber: true,
-		Persistent: true, ForceShort: os.Getenv("MILLPOND_LONG") == "",
+		Persistent: true, ForceShort: !long,
 	}, func(t *testing.T) (message.Publisher, message.Subscriber) { return group(t, "test") }, group)
 }
 
 // TestQueueSuite runs the suite with the features that watermill-amqp claims for a queue.
 func TestQueueSuite(t *testing.T) {
+	t.Parallel()
 	cfg := rig.QueueConfig(testbroker.URL(t))
 	tests.TestPubSub(t, tests.Features{
 		GuaranteedOrder: true, GuaranteedOrderWithSingleSubscriber: true, Persistent: true,
@@ -52,11 +60,12 @@ func TestQueueSuite(t *testing.T) {
 }
 
 // TestQueueSuiteInFlight runs it with eight messages in flight, which keep no order, and with the
-// publisher of watermill-amqp.
+// publisher of watermill-amqp; with MILLPOND_LONG with all its messages.
 func TestQueueSuiteInFlight(t *testing.T) {
+	t.Parallel()
 	cfg := rig.QueueConfig(testbroker.URL(t))
 	cfg.Publish.ChannelPoolSize = 25
-	tests.TestPubSub(t, tests.Features{Persistent: true},
+	tests.TestPubSub(t, tests.Features{Persistent: true, ForceShort: !long},
 		func(t *testing.T) (message.Publisher, message.Subscriber) {
 			pub, err := wamqp.NewPublisher(cfg, watermill.NopLogger{})
 			require.NoError(t, err)
