@@ -19,7 +19,6 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/topologytest"
 )
@@ -35,38 +34,32 @@ func classicQueue(cfg *wamqp.Config) { cfg.Queue.Arguments = amqp.Table{"x-queue
 const exchange = "amq.topic"
 
 // The scenarios share one node, because a start takes seconds of processor time. Each runs without
-// Via and with it. The last one restarts the node.
+// Via and with it.
 func TestDelayedExchange(t *testing.T) {
 	t.Parallel()
 	node := testbroker.Private(t, testbroker.DelayedPlugin(t))
 	t.Log("RabbitMQ", node.Version())
-	t.Run("together", func(t *testing.T) {
-		for name, scenario := range map[string]scenario{
-			"every attempt comes on time":           attemptsComeOnTime,
-			"every message ends":                    everyMessageEnds,
-			"a delay between two steps":             betweenSteps,
-			"a vanished queue":                      vanishedQueue,
-			"a vanished exchange":                   vanishedExchange,
-			"a delayed publish":                     delayedPublish,
-			"a message that came with x-delay":      ownDelay,
-			"the least permissions suffice":         leastPermissions,
-			"definitions":                           definitions,
-			"verify names what the plugin promises": verifyNamesIt,
-			"the suite of all strategies":           suite,
-		} {
-			for way, via := range map[string][]string{"": nil, ", Via": {exchange}} {
-				t.Run(name+way, func(t *testing.T) {
-					t.Parallel()
-					scenario(t, node, strategy(t, via...))
-				})
-			}
+	for name, scenario := range map[string]scenario{
+		"every attempt comes on time":           attemptsComeOnTime,
+		"every message ends":                    everyMessageEnds,
+		"a delay between two steps":             betweenSteps,
+		"a vanished exchange":                   vanishedExchange,
+		"the least permissions suffice":         leastPermissions,
+		"definitions":                           definitions,
+		"verify names what the plugin promises": verifyNamesIt,
+		"the suite of all strategies":           suite,
+	} {
+		for way, via := range map[string][]string{"": nil, ", Via": {exchange}} {
+			t.Run(name+way, func(t *testing.T) {
+				t.Parallel()
+				scenario(t, node, strategy(t, via...))
+			})
 		}
-		t.Run("siblings", func(t *testing.T) {
-			t.Parallel()
-			siblings(t, node, strategy(t, exchange))
-		})
+	}
+	t.Run("siblings", func(t *testing.T) {
+		t.Parallel()
+		siblings(t, node, strategy(t, exchange))
 	})
-	t.Run("a restart, Via", func(t *testing.T) { restart(t, node, strategy(t, exchange)) })
 }
 
 // scenario is a test of one strategy.
@@ -108,30 +101,35 @@ func publish(
 	rig.Publish(t, node.URL(), by, queue, msg)
 }
 
-// Given a handler that always fails, then each attempt comes no earlier than its delay and once,
-// and the dead letter has the attempts and nothing of the plugin.
+// Given a handler that always fails, and a message that has come with its own x-delay, then each
+// attempt comes no earlier than its delay and once, and the dead letter has the attempts and
+// nothing of the plugin.
 func attemptsComeOnTime(t *testing.T, node *testbroker.Node, st topology.DelayedExchange) {
 	var calls rig.Timeline
-	attempts := make(chan [2]string, 10)
+	attempts := make(chan int, 10)
 	s := rig.Start(t, rig.Config{
 		URL: node.URL(), Queue: own(t), Strategy: st,
 		Policy: backoff.List{300 * time.Millisecond, time.Second, 2 * time.Second},
 		Handle: func(msg *message.Message) error {
 			n := middleware.Attempt(msg.Context())
-			attempts <- [2]string{strconv.Itoa(n), msg.Metadata.Get("x-delay")}
+			attempts <- n
+			if n > 1 {
+				assert.NotContains(t, msg.Metadata, "x-delay")
+			}
 			return calls.Fail(msg)
 		},
 	})
-	publish(t, node, st, s.Queue, rig.Message("again"))
+	msg := rig.Message("again")
+	msg.Headers = amqp.Table{"x-delay": int64(60_000), "tenant": "t1"}
+	publish(t, node, st, s.Queue, msg)
 	dead := s.DeadLetter()
 	rig.RequireDead(t, dead, "exhausted", "4")
+	require.Equal(t, "t1", dead.Headers["tenant"])
 	require.NotContains(t, dead.Headers, "x-delay")
 	require.Equal(t, s.Queue, dead.Headers[keys.OriginRoutingKey])
 	require.NotContains(t, dead.Headers[keys.OriginExchange], ".delayed", "the first exchange")
 	calls.RequireGaps(t, s.Plan, 300*time.Millisecond, time.Second, 2*time.Second)
-	for _, want := range []string{"1", "2", "3", "4"} {
-		require.Equal(t, [2]string{want, ""}, <-attempts)
-	}
+	rig.AwaitAttempts(t, attempts, 1, 2, 3, 4)
 	s.RequireOneConnection() // no message was taken for a failed publish
 	s.RequireNothingLeft(0)
 	require.Zero(t, depth(t, node, s.Plan, "stranded"), "a second copy")
@@ -170,25 +168,6 @@ func betweenSteps(t *testing.T, node *testbroker.Node, st topology.DelayedExchan
 	calls.RequireGaps(t, s.Plan, 1300*time.Millisecond, 2600*time.Millisecond)
 }
 
-// Given a queue that is deleted while its message waits, then the message is stranded when it is
-// due, with the name of its queue.
-func vanishedQueue(t *testing.T, node *testbroker.Node, st topology.DelayedExchange) {
-	var calls rig.Timeline
-	s := rig.Start(t, rig.Config{
-		URL: node.URL(), Queue: own(t), Strategy: st,
-		Policy: backoff.List{10 * time.Second}, Handle: calls.Fail, // to delete the queue
-	})
-	publish(t, node, st, s.Queue, rig.Message("lonely"))
-	s.AwaitLine("Message will be retried")
-	s.Stop()
-	rig.DeleteQueue(t, node.URL(), s.Queue)
-	rig.WaitFor(t, "the message to be stranded",
-		func() bool { return depth(t, node, s.Plan, "stranded") == 1 })
-	stranded := rig.Take(t, node.URL(), s.Plan.Queues[0].Name)
-	require.Equal(t, s.Queue, stranded.Headers[header.Queue])
-	require.Equal(t, "lonely", string(stranded.Body))
-}
-
 // Given a delayed exchange that is deleted while messages wait, when the next message fails, then
 // the exchange is declared again. The message that waited is still delivered (F49).
 func vanishedExchange(t *testing.T, node *testbroker.Node, st topology.DelayedExchange) {
@@ -213,39 +192,6 @@ func vanishedExchange(t *testing.T, node *testbroker.Node, st topology.DelayedEx
 	s.AwaitLine("was declared again", delayed)
 	got := []string{rig.Await(t, handled), rig.Await(t, handled)}
 	require.ElementsMatch(t, []string{"before", "after"}, got)
-}
-
-// Given a message that is published with a delay, then it arrives when it is due, once.
-func delayedPublish(t *testing.T, node *testbroker.Node, st topology.DelayedExchange) {
-	var calls rig.Timeline
-	s := rig.Start(t, rig.Config{
-		URL: node.URL(), Queue: own(t), Strategy: st,
-		Policy: backoff.List{time.Second}, Handle: calls.Succeed,
-	})
-	p := rig.NewPublisher(t, s.Client, node.URL())
-	asked := time.Now()
-	require.NoError(t, p.Publish(s.Queue, rig.DelayedBy(1200*time.Millisecond)))
-	rig.WaitFor(t, "the message", func() bool { return calls.Count() == 1 })
-	require.GreaterOrEqual(t, time.Since(asked), 1200*time.Millisecond-rig.Grace)
-	s.RequireNothingLeft(0)
-	require.Equal(t, 1, calls.Count())
-}
-
-// Given a message that comes by an exchange of the plugin with its own x-delay, when it fails,
-// then it waits for its delay and no longer.
-func ownDelay(t *testing.T, node *testbroker.Node, st topology.DelayedExchange) {
-	var calls rig.Timeline
-	s := rig.Start(t, rig.Config{
-		URL: node.URL(), Queue: own(t), Strategy: st,
-		Policy: backoff.List{time.Second}, Handle: calls.Fail,
-	})
-	publish(t, node, st, s.Queue, amqp.Publishing{
-		DeliveryMode: amqp.Persistent, Headers: amqp.Table{"x-delay": int64(60_000), "tenant": "t1"},
-	})
-	dead := s.DeadLetter()
-	calls.RequireGaps(t, s.Plan, time.Second)
-	require.NotContains(t, dead.Headers, "x-delay")
-	require.Equal(t, "t1", dead.Headers["tenant"])
 }
 
 // Given a user with the permissions of the plan, then it retries and dead-letters.
@@ -351,34 +297,4 @@ func siblings(t *testing.T, node *testbroker.Node, st topology.DelayedExchange) 
 		s.RequireNothingLeft(0)
 		require.Zero(t, depth(t, node, s.Plan, "stranded"))
 	}
-}
-
-// Given messages that wait before a classic queue, when the node restarts in order, then all come,
-// those whose wait ended meanwhile at once, and none early.
-func restart(t *testing.T, node *testbroker.Node, st topology.DelayedExchange) {
-	var calls rig.Timeline
-	first := make(chan string, 4)
-	s := rig.Start(t, rig.Config{
-		URL: node.URL(), Queue: own(t), Strategy: st, Configure: classicQueue,
-		Policy: backoff.List{2 * time.Second, 20 * time.Second},
-		Handle: func(msg *message.Message) error {
-			if middleware.Attempt(msg.Context()) == 1 {
-				first <- string(msg.Payload)
-			}
-			return calls.Fail(msg)
-		},
-	})
-	publish(t, node, st, s.Queue, rig.Message("patient"))
-	require.Equal(t, "patient", rig.Await(t, first))
-	s.AwaitLine("Message will be retried")
-	due := time.Now().Add(2 * time.Second)
-	node.Stop(t)
-	time.Sleep(time.Until(due) + time.Second)
-	node.Start(t)
-	rig.WaitFor(t, "the second attempt", func() bool { return calls.Count() == 2 })
-	node.Stop(t)
-	node.Start(t)
-	rig.RequireDead(t, s.DeadLetter(), "exhausted", "3")
-	all := calls.All()
-	require.GreaterOrEqual(t, all[2]-all[1], 20*time.Second-rig.Grace)
 }
