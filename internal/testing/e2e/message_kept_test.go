@@ -359,11 +359,6 @@ func (m prioritized) Unmarshal(d amqp.Delivery) (*message.Message, error) {
 
 func withPriorities(cfg *wamqp.Config) { cfg.Marshaler = prioritized{} }
 
-// prioritizing are strategies with each type of wait queues, which alone treat priorities.
-var prioritizing = map[string]topology.Strategy{
-	"quorum": topology.PerQueue{}, "classic": topology.PerQueue{Type: topology.Classic},
-}
-
 // seenPriority returns the priority that a handler sees. Both ways to see it must agree.
 func seenPriority(t testing.TB, msg *message.Message) string {
 	raw, ok := topology.Received(msg.Context())
@@ -373,34 +368,39 @@ func seenPriority(t testing.TB, msg *message.Message) string {
 	return strconv.Itoa(int(raw.Priority))
 }
 
-// Given a hundred waiting messages without a priority, when messages of priority 9 keep coming
+// Given a hundred waiting messages without a priority, when messages with priorities keep coming
 // into the same wait queues, then the hundred are on time. RabbitMQ 4.0 let two of priority 9
-// return for each of the others, and none while the first of them had time left (F32).
+// return for each of the others, and none while the first of them had time left (F32). Every
+// attempt, the dead letter and a delayed message have the priority of the first delivery.
 func TestHighPrioritiesHoldUpNoOthersThatWait(t *testing.T) {
 	t.Parallel()
 	const normal, delay = 100, 2 * time.Second
 	const limit = delay + rig.Ceiling
-	rig.Each(t, prioritizing, func(t *testing.T, strategy topology.Strategy) {
+	priorities := []uint8{9, 255, 5, 9, 4, 1}
+	rig.Each(t, map[string]topology.Strategy{ // each type of wait queues, which alone treat priorities
+		"quorum": topology.PerQueue{}, "classic": topology.PerQueue{Type: topology.Classic},
+	}, func(t *testing.T, strategy topology.Strategy) {
 		var mu sync.Mutex
-		failed, back, late := 0, 0, []time.Duration{}
+		failed, back, delayed, late := 0, 0, 0, []time.Duration{}
 		failedAt := map[string]time.Time{}
 		r := rig.Start(t, rig.Config{
 			Strategy: strategy, Policy: backoff.List{delay}, Configure: withPriorities,
 			SubscriberOptions: rig.InFlight(16),
 			Handle: func(msg *message.Message) error {
-				body, high := string(msg.Payload), msg.Metadata.Get("kind") == "high"
-				attempt, want := middleware.Attempt(msg.Context()), "0"
-				if high {
-					want = "9"
-				}
+				body, want := string(msg.Payload), msg.Metadata.Get("want")
+				attempt := middleware.Attempt(msg.Context())
 				if got := seenPriority(t, msg); got != want {
 					t.Errorf("message %s has priority %s at attempt %d", body, got, attempt)
 				}
 				mu.Lock()
 				defer mu.Unlock()
-				if attempt == 1 {
+				switch {
+				case body == "later":
+					delayed++
+					return nil
+				case attempt == 1:
 					failedAt[body] = time.Now()
-					if !high {
+					if want == "0" {
 						failed++
 					}
 					return rig.ErrFailed
@@ -409,7 +409,7 @@ func TestHighPrioritiesHoldUpNoOthersThatWait(t *testing.T) {
 				if waited < delay-rig.Grace {
 					t.Errorf("message %s came back after %v", body, waited)
 				}
-				if high {
+				if want != "0" {
 					return rig.ErrFailed // It becomes a dead letter.
 				}
 				back++
@@ -420,13 +420,28 @@ func TestHighPrioritiesHoldUpNoOthersThatWait(t *testing.T) {
 			},
 		})
 		ch := testbroker.Channel(t, r.URL)
-		publish := func(msg amqp.Publishing) {
-			if err := ch.Publish("", r.Queue, true, false, msg); err != nil {
+		publish := func(priority uint8, body string) {
+			err := ch.Publish("", r.Queue, true, false, amqp.Publishing{
+				Priority: priority, Headers: amqp.Table{"want": strconv.Itoa(int(priority))},
+				Body: []byte(body),
+			})
+			if err != nil {
 				t.Error(err)
 			}
 		}
 		for i := range normal {
-			publish(amqp.Publishing{Body: []byte(strconv.Itoa(i))})
+			publish(0, strconv.Itoa(i))
+		}
+		cfg := rig.QueueConfig(r.URL)
+		withPriorities(&cfg)
+		pub, err := r.Client.NewPublisher(cfg)
+		require.NoError(t, err)
+		for _, priority := range priorities {
+			msg := rig.DelayedBy(50 * time.Millisecond)
+			for _, key := range []string{priorityMetadata, "want"} {
+				msg.Metadata.Set(key, strconv.Itoa(int(priority)))
+			}
+			require.NoError(t, pub.Publish(r.Queue, msg))
 		}
 		rig.WaitFor(t, "all to fail", func() bool {
 			mu.Lock()
@@ -440,58 +455,21 @@ func TestHighPrioritiesHoldUpNoOthersThatWait(t *testing.T) {
 			passed := time.Since(began)
 			if due := int(passed / (100 * time.Millisecond)); high < due && passed < 2*limit {
 				high++
-				publish(amqp.Publishing{
-					Priority: 9, Headers: amqp.Table{"kind": "high"}, Body: []byte(fmt.Sprint("high ", high)),
-				})
+				publish(priorities[high%len(priorities)], fmt.Sprint("high ", high))
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			return back == normal
+			return back == normal && delayed == len(priorities)
 		})
-		require.Equal(t, uint8(9), r.DeadLetter().Priority)
-		mu.Lock()
-		defer mu.Unlock()
-		require.Empty(t, late, "%d of %d came back later than after %v, while %d of priority 9 came",
-			len(late), normal, limit, high)
-	})
-}
-
-// Every attempt, the dead letter and a delayed message have the priority of the first delivery.
-func TestPriorityIsTheSameOnEveryAttempt(t *testing.T) {
-	t.Parallel()
-	rig.Each(t, prioritizing, func(t *testing.T, strategy topology.Strategy) {
-		seen := make(chan string, 100)
-		r := rig.Start(t, rig.Config{
-			Strategy: strategy, Configure: withPriorities,
-			Policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 2},
-			Handle: func(msg *message.Message) error {
-				seen <- seenPriority(t, msg)
-				if _, once := msg.Metadata["once"]; once {
-					return nil
-				}
-				return rig.ErrFailed
-			},
-		})
-		cfg := rig.QueueConfig(r.URL)
-		withPriorities(&cfg)
-		pub, err := r.Client.NewPublisher(cfg)
-		require.NoError(t, err)
-		for _, priority := range []uint8{0, 1, 4, 5, 9, 255} {
-			want := strconv.Itoa(int(priority))
-			r.Publish(amqp.Publishing{Priority: priority, Body: []byte("fails")})
-			for range 3 {
-				require.Equal(t, want, <-seen)
-			}
+		for range priorities {
 			dead := r.DeadLetter()
-			require.Equal(t, priority, dead.Priority)
+			require.Equal(t, dead.Headers["want"], strconv.Itoa(int(dead.Priority)))
 			require.NotContains(t, dead.Headers, keys.Priority)
-
-			msg := rig.DelayedBy(50 * time.Millisecond)
-			msg.Metadata.Set(priorityMetadata, want)
-			msg.Metadata.Set("once", "")
-			require.NoError(t, pub.Publish(r.Queue, msg))
-			require.Equal(t, want, <-seen)
 		}
 		require.LessOrEqual(t, r.Logs.Said("A message of a priority above 4 waits with priority 4"), 1)
+		mu.Lock()
+		defer mu.Unlock()
+		require.Empty(t, late, "%d of %d came back later than after %v, while %d with priorities came",
+			len(late), normal, limit, high)
 	})
 }
