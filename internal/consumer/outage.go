@@ -10,7 +10,6 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/millpond-go/millpond/internal/audit"
-	"github.com/millpond-go/millpond/internal/clock"
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
@@ -230,7 +229,7 @@ func (s *Subscription) awaitStorage() (probing bool) {
 		// A connection that is new, or a plan that can be declared again, makes another probe
 		// worth its price.
 		changed := failed || publisher.Conn() != conn
-		if err == nil && (changed || time.Since(began) >= clock.Wait(pause)) {
+		if err == nil && (changed || time.Since(began) >= pause) {
 			s.logger.Info("Consuming one message at a time, to find out whether messages can be stored "+
 				"again", nil)
 			return true
@@ -240,7 +239,7 @@ func (s *Subscription) awaitStorage() (probing bool) {
 			s.logger.Error("Messages cannot be stored yet: the queue is not consumed", err, nil)
 		}
 		failed = failed || err != nil
-		if !Sleep(s.stop, clock.Wait(checkPause)) {
+		if !Sleep(s.stop, checkPause) {
 			return false
 		}
 	}

@@ -9,7 +9,6 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/audit"
-	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/link"
 )
 
@@ -126,7 +125,7 @@ func (p *pump) start() bool {
 // probes ends an outage if nothing has failed for a while. Otherwise the probe is undecided.
 func (p *pump) probes() {
 	if p.in.ready.len()+p.in.suspects.len() == 0 && p.c.lane.Idle() && p.s.places.areEmpty() {
-		p.s.outage.quiet(clock.Wait(quietProbe))
+		p.s.outage.quiet(quietProbe)
 	}
 }
 
@@ -158,7 +157,7 @@ func (c *Channel) quiet() (ticks <-chan time.Time, end func()) {
 	if c.use != ToProbe {
 		return nil, func() {}
 	}
-	return ticking(clock.Wait(quietProbe))
+	return ticking(quietProbe)
 }
 
 // slowly returns a channel that ticks when the prefetch may not suit the handlers, and its end.

@@ -10,7 +10,6 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 
-	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/seam"
 )
@@ -220,7 +219,7 @@ func (s *Subscription) run(c *Channel) {
 // resume consumes again and tries until that works. It returns nil when the subscription
 // is stopped.
 func (s *Subscription) resume(use Use, pause time.Duration) *Channel {
-	for ; Sleep(s.stop, clock.Wait(pause)); pause = min(max(2*pause, resumePause), maxResumePause) {
+	for ; Sleep(s.stop, pause); pause = min(max(2*pause, resumePause), maxResumePause) {
 		c, err := s.begin(use)
 		if err == nil {
 			return c

@@ -9,8 +9,6 @@ import (
 	"context"
 	"errors"
 	"time"
-
-	"github.com/millpond-go/millpond/internal/clock"
 )
 
 // The ends of a hold. Do joins one of them with the error of the last try.
@@ -61,8 +59,8 @@ type Options struct {
 // as it is if it is final, or joined with ErrGone (and the cause of ctx), ErrStopped or
 // ErrLimit. Do never cuts a try short: try must limit its own time.
 func Do(ctx context.Context, o Options, try func() error) error {
-	pause := clock.Wait(orDefault(o.FirstPause, defaultFirstPause))
-	maxPause := clock.Wait(orDefault(o.MaxPause, defaultMaxPause))
+	pause := orDefault(o.FirstPause, defaultFirstPause)
+	maxPause := orDefault(o.MaxPause, defaultMaxPause)
 	var began, reported time.Time
 	var last error
 

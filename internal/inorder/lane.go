@@ -348,7 +348,7 @@ func (l *lane) take(timer *time.Timer) *step {
 		return next
 	}
 	if at, ok := l.line.Wake(); ok {
-		timer.Reset(max(clock.Wait(at.Sub(now)), time.Millisecond))
+		timer.Reset(max(at.Sub(now), time.Millisecond))
 	}
 	return nil
 }

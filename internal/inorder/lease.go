@@ -5,7 +5,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/order"
 )
 
@@ -98,7 +97,7 @@ func (l *lane) beat() bool {
 		l.GiveBack()
 		return false
 	}
-	if l.crashes > 0 && !l.since.IsZero() && time.Since(l.since) >= clock.Wait(calm) {
+	if l.crashes > 0 && !l.since.IsZero() && time.Since(l.since) >= calm {
 		l.last, l.crashes = order.Note{}, 0
 		l.beCareful(false)
 	}
