@@ -63,7 +63,7 @@ test-matrix: ## run all tests on RabbitMQ 3.10 (the installed one), 4.0 and 4.3;
 
 test-postgres: ## run the tests that need PostgreSQL beside RabbitMQ; installs what is missing
 	@$(INSTALL) compiler broker postgres
-	@MILLPOND_REQUIRE_POSTGRES=1 $(WITHBROKER) $(GOTEST) $(RACE) $(TESTARGS) $(patsubst %,%/...,$(POSTGRES))
+	@MILLPOND_REQUIRE_POSTGRES=1 $(if $(PGHOST),,pg_virtualenv -t) env $(WITHBROKER) $(GOTEST) $(RACE) $(TESTARGS) $(patsubst %,%/...,$(POSTGRES))
 
 test-monitoring: ## check alerts and dashboard with a Prometheus that scrapes the example; installs what is missing
 	@$(INSTALL) compiler broker prometheus

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"database/sql"
 	"maps"
+	"os"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -22,6 +24,20 @@ import (
 const patience = 60 * time.Second
 
 func TestMain(m *testing.M) { testbroker.Main(m, func() error { return goleak.Find() }) }
+
+// database makes a database for this test alone on the server that the variables of libpq name, as
+// pg_virtualenv sets them, and returns its address. Without a server the test is skipped, or fails
+// if MILLPOND_REQUIRE_POSTGRES is set.
+func database(t *testing.T) (url string) {
+	t.Helper()
+	if os.Getenv("PGHOST") == "" && os.Getenv("MILLPOND_REQUIRE_POSTGRES") == "" {
+		t.Skip("needs PostgreSQL, of the package postgresql: make test-postgres")
+	}
+	server, name := connect(t, "postgres:///postgres"), strings.ToLower(t.Name())
+	_, err := server.ExecContext(t.Context(), "CREATE DATABASE "+name)
+	require.NoError(t, err)
+	return "postgres:///" + name
+}
 
 func connect(t *testing.T, url string) *sql.DB {
 	t.Helper()
@@ -49,7 +65,7 @@ func begin(t *testing.T, fails int, logger watermill.LoggerAdapter) *story {
 	t.Helper()
 	s := &story{
 		url: testbroker.URL(t), queue: testbroker.Queue(t),
-		db: connect(t, testbroker.PrivatePostgres(t).URL()), attempts: make(chan *message.Message, 10),
+		db: connect(t, database(t)), attempts: make(chan *message.Message, 10),
 	}
 	service, err := start(t.Context(), s.db, s.url, s.queue, func(msg *message.Message) error {
 		attempt := middleware.Attempt(msg.Context())
@@ -160,7 +176,7 @@ func TestMessageWithoutAQueueStaysInTheOutbox(t *testing.T) {
 func TestProgramHandlesBothOrders(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	postgres, broker := testbroker.PrivatePostgres(t).URL(), testbroker.URL(t)
+	postgres, broker := database(t), testbroker.URL(t)
 	require.NoError(t, run(t.Context(), postgres, broker, testbroker.Queue(t), &out))
 	for _, line := range []string{
 		"order 1, attempt 1, tracking parcel of flour\n", "order 1 is handled\n",

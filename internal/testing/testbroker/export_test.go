@@ -11,8 +11,6 @@ func (n *Node) Pids() []int {
 
 func (n *Node) Folder() string { return n.layout.folder }
 
-func Folder(p *Postgres) string { return p.folder }
-
 // AMQPPort and EpmdPort replace the first port that is picked, once.
 func AMQPPort(port int) NodeOption { return firstPick(func(p *ports) { p.amqp = port }) }
 

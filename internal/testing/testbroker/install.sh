@@ -6,7 +6,7 @@
 #     compiler   what `go test -race` links with
 #     broker     RabbitMQ: rabbitmq-server of this Debian or Ubuntu, or with BROKER=4.0 or 4.3 that version in a chroot
 #     prometheus what `make test-monitoring` checks rules with and scrapes the example with: prometheus and promtool
-#     postgres   PostgreSQL's server, for `make test-postgres`: package postgresql
+#     postgres   PostgreSQL's server, for `make test-postgres`, unless PGHOST names one: package postgresql
 #     browser    Chromium for `make test-page`: package chromium; and axe-core of npm, in the user's cache
 #     spin       what `make model` searches with: package spin
 #
@@ -34,13 +34,7 @@ has_broker() {
 
 has_prometheus() { has prometheus && has promtool; }
 
-has_postgres() {
-	has initdb && has postgres && return 0
-	for program in /usr/lib/postgresql/*/bin/initdb; do
-		[ -x "$program" ] && return 0
-	done
-	return 1
-}
+has_postgres() { [ -n "${PGHOST:-}" ] || { has pg_virtualenv && ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; }; }
 
 axe_version=4.14.1
 axe_sha256=29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c

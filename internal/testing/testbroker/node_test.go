@@ -357,18 +357,3 @@ func TestCluster(t *testing.T) {
 	assert.NoDirExists(t, c.Node(0).Folder())
 	assert.NoError(t, c.Close(), "again")
 }
-
-func TestPostgresEndsAndLeavesNothing(t *testing.T) {
-	t.Parallel()
-	p := testbroker.PrivatePostgres(t)
-	conn, err := net.DialTimeout("tcp4", p.Address(), 5*time.Second)
-	require.NoError(t, err)
-	require.NoError(t, conn.Close())
-
-	require.NoError(t, p.Close())
-	require.NoError(t, p.Close(), "once more")
-	_, err = net.DialTimeout("tcp4", p.Address(), 5*time.Second)
-	require.Error(t, err, "the port still answers")
-	_, err = os.Stat(testbroker.Folder(p))
-	require.ErrorIs(t, err, os.ErrNotExist)
-}
