@@ -46,8 +46,6 @@ has_chroot() {
 	[ -e "${XDG_CACHE_HOME:-$HOME/.cache}/millpond/brokers/$BROKER/usr/lib/rabbitmq/bin/rabbitmq-server" ]
 }
 
-has_docker() { has docker && docker info >/dev/null 2>&1; }
-
 can_apt() { [ "$(id -u)" = 0 ] && has apt-get; }
 
 # cannot ends the script where there is no apt-get to be run as root. $2 is what else would do.
@@ -114,11 +112,8 @@ if [ -n "$broker" ] && ! can_apt; then
 	if [ -n "${AMQP_URL:-}" ]; then
 		say "no RabbitMQ can be installed here; going on with AMQP_URL alone"
 		broker=
-	elif has_docker; then
-		say "no RabbitMQ can be installed here; Docker will run one"
-		broker=
 	else
-		cannot "RabbitMQ${BROKER:+ $BROKER} (package rabbitmq-server${BROKER:+, in a chroot})" ", or start Docker, or set AMQP_URL"
+		cannot "RabbitMQ${BROKER:+ $BROKER} (package rabbitmq-server${BROKER:+, in a chroot})" ", or set AMQP_URL"
 	fi
 fi
 if [ -n "$broker" ]; then

@@ -6,7 +6,7 @@
 //
 // It starts a broker, sets AMQP_URL for the command, waits for it, ends the broker and exits with
 // the command's code. The broker is the installed rabbitmq-server or the version that
-// MILLPOND_BROKER names, else a container if Docker runs. If AMQP_URL is set it starts nothing.
+// MILLPOND_BROKER names. If AMQP_URL is set it starts nothing.
 //
 // SIGINT and SIGTERM go on to the command and every process that it has started. So does the end
 // of the parent process, because a signal to `make` or `go run` does not come this far. -parent
@@ -15,21 +15,16 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"net/url"
 	"os"
 	"os/exec"
 	"os/signal"
-	"strings"
 	"syscall"
 	"time"
-
-	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
@@ -94,42 +89,28 @@ func run(
 	return execute(args, parent, append(append(os.Environ(), "AMQP_URL="+b.url), b.env...))
 }
 
-// onlyShared tells tests that this broker is the only one: tests that break a broker are skipped,
-// by name.
-var onlyShared = []string{"MILLPOND_REQUIRE_BROKER=url"}
-
 func start(ctx context.Context, options []testbroker.NodeOption) (broker, error) {
 	if given := os.Getenv("AMQP_URL"); given != "" {
 		b := broker{url: given, stop: func() error { return nil }}
 		say("AMQP_URL is set: using %s, starting nothing", redacted(given))
 		if err := testbroker.Installed(); err != nil {
 			say("tests that start their own broker will be skipped: %v", err)
-			b.env = onlyShared
+			b.env = []string{"MILLPOND_REQUIRE_BROKER=url"}
 		}
 		return b, nil
 	}
 	say("starting RabbitMQ …")
 	began := time.Now()
 	node, err := testbroker.Start(ctx, options...)
-	switch {
-	case err == nil:
-		say("RabbitMQ %s answers on %s after %.1f s", node.Version(), redacted(node.URL()),
-			time.Since(began).Seconds())
-		return broker{url: node.URL(), stop: node.Close}, nil
-	case !errors.Is(err, testbroker.ErrNoBroker):
-		return broker{}, err
-	case !dockerRuns(ctx):
-		return broker{}, fmt.Errorf("%w; or start Docker, or set AMQP_URL", err)
+	if errors.Is(err, testbroker.ErrNoBroker) {
+		err = fmt.Errorf("%w; or set AMQP_URL", err)
 	}
-	say("%v; using Docker", err)
-	say("tests that start their own broker will be skipped")
-	c, err := startContainer(ctx)
 	if err != nil {
 		return broker{}, err
 	}
-	say("RabbitMQ %s answers on %s after %.1f s", c.version, redacted(c.url()),
+	say("RabbitMQ %s answers on %s after %.1f s", node.Version(), redacted(node.URL()),
 		time.Since(began).Seconds())
-	return broker{url: c.url(), env: onlyShared, stop: c.stop}, nil
+	return broker{url: node.URL(), stop: node.Close}, nil
 }
 
 func redacted(address string) string {
@@ -208,110 +189,4 @@ func exitCode(cmd *exec.Cmd, err error) (int, error) {
 		return 128 + int(status.Signal()), nil
 	}
 	return exit.ExitCode(), nil
-}
-
-const (
-	defaultImage   = "4.0"
-	pullLimit      = 10 * time.Minute // the first start downloads the image
-	containerPort  = "5672/tcp"
-	containerCheck = 200 * time.Millisecond
-)
-
-// container is a RabbitMQ that Docker runs. It ends when its standard input is closed, and so also
-// when this process is killed.
-type container struct {
-	name    string
-	address string
-	version string
-	cmd     *exec.Cmd
-	held    io.Closer
-	output  bytes.Buffer
-	done    chan struct{}
-}
-
-func dockerRuns(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
-	defer cancel()
-	return exec.CommandContext(ctx, "docker", "info").Run() == nil
-}
-
-func startContainer(ctx context.Context) (*container, error) {
-	version := os.Getenv("MILLPOND_BROKER")
-	if version == "" {
-		version = defaultImage
-	}
-	ctx, cancel := context.WithTimeout(ctx, pullLimit)
-	defer cancel()
-	c := &container{
-		name: fmt.Sprintf("millpond-%d-%d", os.Getpid(), time.Now().Unix()), done: make(chan struct{}),
-	}
-	c.cmd = exec.Command("docker", "run", "--rm", "--interactive", "--name", c.name, "--publish",
-		"127.0.0.1::5672",
-		"rabbitmq:"+version, "sh", "-c",
-		"docker-entrypoint.sh rabbitmq-server </dev/null & cat >/dev/null")
-	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // out of reach of the terminal's ^C
-	c.cmd.Stdout, c.cmd.Stderr = &c.output, &c.output
-	held, err := c.cmd.StdinPipe()
-	if err != nil {
-		return nil, err
-	}
-	c.held = held
-	if err := c.cmd.Start(); err != nil {
-		return nil, err
-	}
-	go func() {
-		defer close(c.done)
-		_ = c.cmd.Wait()
-	}()
-	if err := c.ready(ctx); err != nil {
-		return nil, errors.Join(err, c.stop())
-	}
-	return c, nil
-}
-
-func (c *container) url() string { return "amqp://guest:guest@" + c.address + "/" }
-
-// ready waits until the container's port is known and speaks AMQP.
-func (c *container) ready(ctx context.Context) error {
-	ticker := time.NewTicker(containerCheck)
-	defer ticker.Stop()
-	for {
-		err := c.greet(ctx)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-c.done:
-			return fmt.Errorf("the container has ended (%s):\n%s", c.cmd.ProcessState, c.output.String())
-		case <-ctx.Done():
-			return fmt.Errorf("the container is not ready: %w: %w", ctx.Err(), err)
-		case <-ticker.C:
-		}
-	}
-}
-
-func (c *container) greet(ctx context.Context) error {
-	out, err := exec.CommandContext(ctx, "docker", "port", c.name, containerPort).Output()
-	if err != nil {
-		return err
-	}
-	c.address, _, _ = strings.Cut(strings.TrimSpace(string(out)), "\n")
-	conn, err := amqp.DialConfig(c.url(), amqp.Config{Dial: amqp.DefaultDial(5 * time.Second)})
-	if err != nil {
-		return err
-	}
-	c.version, _ = conn.Properties["version"].(string)
-	return conn.Close()
-}
-
-func (c *container) stop() error {
-	err := c.held.Close()
-	select {
-	case <-c.done:
-		return nil
-	case <-time.After(20 * time.Second):
-	}
-	remove := exec.Command("docker", "rm", "--force", c.name).Run()
-	<-c.done
-	return errors.Join(err, remove)
 }

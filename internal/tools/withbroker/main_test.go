@@ -10,7 +10,6 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -154,42 +153,11 @@ func nowhere(t *testing.T) []string {
 
 func TestNoBrokerIsOneClearLine(t *testing.T) {
 	t.Parallel()
-	cmd := withbroker(t, append(nowhere(t), "PATH="+t.TempDir()), "true") // and no docker
+	cmd := withbroker(t, append(nowhere(t), "PATH="+t.TempDir()), "true")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	require.Error(t, cmd.Run())
 	lines := strings.Split(strings.TrimSpace(stderr.String()), "\n")
 	assert.Contains(t, lines[len(lines)-1], "make test BROKER=4.0")
-	assert.Contains(t, lines[len(lines)-1], "or start Docker, or set AMQP_URL")
-}
-
-// Given no RabbitMQ and a script in place of docker, which names the port of a node, then the
-// command gets that node.
-func TestContainerWhereNothingIsInstalled(t *testing.T) {
-	t.Parallel()
-	u, err := url.Parse(testbroker.Private(t).URL())
-	require.NoError(t, err)
-	folder := t.TempDir()
-	calls := filepath.Join(folder, "calls")
-	script := fmt.Sprintf(`#!/bin/sh
-echo "$*" >>%[1]q
-case $1 in
-run) cat >/dev/null; echo ended >>%[1]q ;;
-port) echo %[2]s ;;
-esac`, calls, u.Host)
-	require.NoError(t, os.WriteFile(filepath.Join(folder, "docker"), []byte(script), 0o755))
-
-	cmd := withbroker(t, append(nowhere(t), "PATH="+folder+":"+os.Getenv("PATH")),
-		`echo "$AMQP_URL $MILLPOND_REQUIRE_BROKER"`)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	require.NoError(t, err, "%s", &stderr)
-	assert.Equal(t, "amqp://guest:guest@"+u.Host+"/ url\n", string(out))
-	assert.Contains(t, stderr.String(), "using Docker")
-	seen, err := os.ReadFile(calls)
-	require.NoError(t, err)
-	assert.Contains(t, string(seen), "--publish 127.0.0.1::5672 rabbitmq:4.0 sh -c")
-	assert.True(t, strings.HasSuffix(string(seen), "\nended\n"),
-		"the container must end with its standard input:\n%s", seen)
+	assert.Contains(t, lines[len(lines)-1], "or set AMQP_URL")
 }
