@@ -54,20 +54,6 @@ func plain(group string, x float64, entry, metric string) measure {
 	}
 }
 
-// divided divides two measures.
-func divided(a, b measure) measure {
-	return func(r run) (spread, bool) {
-		over, ok := a(r)
-		under, also := b(r)
-		if !ok || !also {
-			return spread{}, false
-		}
-		return spread{
-			over.median / under.median, over.low / under.high, over.high / under.low,
-		}, true
-	}
-}
-
 // paired divides sample by sample, because the samples of one round belong together.
 func paired(a, b []float64) (spread, bool) {
 	if len(a) == 0 || len(a) != len(b) {
@@ -114,101 +100,62 @@ func aims() []aim {
 			of:    added("success", nanoseconds, millpond, recoverer, bare), most: 3, beyond: 2,
 		},
 	}
-	for _, c := range []struct {
-		callers           float64
-		watermill, beyond float64
-	}{{1, 3, 0}, {8, 4, 0}, {64, 6, 0}} {
-		of := func(peer string) string {
-			return fmt.Sprintf("publish, %g callers, by %s", c.callers, peer)
-		}
-		list = append(list,
-			aim{
-				about: of("raw amqp091-go with mandatory"),
-				of:    ratio("publish", c.callers, rate, millpond, raw), least: 0.95, beyond: c.beyond,
-			},
-			aim{
-				about: of("watermill-amqp as it comes, confirms on"),
-				of:    ratio("publish", c.callers, rate, millpond, wmDefault), least: c.watermill,
-			},
-		)
-	}
-	list = append(list, aim{
-		about: "publish, 8 callers: processor time, client and broker, by raw",
-		of:    ratio("publish", 8, microseconds, millpond, raw), most: 1.05, beyond: 1,
-	})
-	for _, c := range []struct{ handlers, least float64 }{{1, 10}, {8, 3}, {64, 1}} {
+	for i, n := range []float64{1, 8, 64} {
+		callers := fmt.Sprintf("publish, %g callers, by ", n)
 		list = append(list, aim{
-			about: fmt.Sprintf("failing, %g handlers, prefetch 64, by raw with as many", c.handlers),
-			of:    ratio("failing", c.handlers, rate, millpond, raw), least: c.least,
+			about: callers + "raw amqp091-go with mandatory",
+			of:    ratio("publish", n, rate, millpond, raw), least: 0.95,
+		}, aim{
+			about: callers + "watermill-amqp as it comes, confirms on",
+			of:    ratio("publish", n, rate, millpond, wmDefault), least: []float64{3, 4, 6}[i],
+		}, aim{
+			about: fmt.Sprintf("failing, %g handlers, prefetch 64, by raw with as many", n),
+			of:    ratio("failing", n, rate, millpond, raw), least: []float64{10, 3, 1}[i],
+		}, aim{
+			about: fmt.Sprintf("10 %% fail, %g handlers, by no failures", n),
+			of:    ratio("healthy", n, rate, millpond, millpondNoFailures),
+			least: []float64{0.65, 0.7, 0.7}[i], beyond: 0.78,
 		})
 	}
-	list = append(list, aim{
+	for i, n := range prefetches {
+		x := float64(n)
+		failing, none := fmt.Sprintf("failing, prefetch %d, by ", n),
+			fmt.Sprintf("no failures, prefetch %d, by ", n)
+		list = append(list, aim{
+			about: failing + "raw pipelined",
+			of:    ratio("pipelined", x, rate, millpond, rawPipelined),
+			least: []float64{0.95, 0.85, 0.8}[i], beyond: 0.95,
+		}, aim{
+			about: failing + "the best client by hand",
+			of:    ratio("pipelined", x, rate, millpond, bestByHand), least: 0.75,
+		}, aim{
+			about: failing + "raw pipelined, time of the client",
+			of:    ratio("pipelined", x, clients, millpond, rawPipelined), most: 1.4,
+		}, aim{
+			about: none + "raw", of: ratio("consuming", x, rate, millpond, raw),
+			least: []float64{0.85, 0.8, 0.8}[i],
+		}, aim{
+			about: none + "watermill-amqp's Subscriber",
+			of:    ratio("consuming", x, rate, millpond, wmSubscriber), least: 1,
+		}, aim{
+			about: none + "watermill-amqp's Subscriber as it comes",
+			of:    ratio("consuming", x, rate, millpond, wmSubscriberAsIs), least: 1,
+		})
+	}
+	return append(list, aim{
+		about: "publish, 8 callers: processor time, client and broker, by raw",
+		of:    ratio("publish", 8, microseconds, millpond, raw), most: 1.05, beyond: 1,
+	}, aim{
 		about: "failing, 8 handlers: processor time, client and broker, by raw",
 		of:    ratio("failing", 8, microseconds, millpond, raw), most: 1.08, beyond: 1,
+	}, aim{
+		about: "lateness with 50 000 waiting, median, by raw",
+		of:    ratio("late", 0, p50, millpond, raw), most: 1.5,
+	}, aim{
+		about: "lateness with 50 000 waiting, 99 %, by raw",
+		of:    ratio("late", 0, p99, millpond, raw), most: 1.5,
+	}, aim{
+		about: "memory: KiB in the process for each of 100 000 that wait",
+		of:    plain("memory", 0, millpond, kibPerMessage), most: 0.05,
 	})
-	for i, n := range prefetches {
-		list = append(list,
-			aim{
-				about: fmt.Sprintf("failing, prefetch %d, by raw pipelined", n),
-				of:    ratio("pipelined", float64(n), rate, millpond, rawPipelined),
-				least: []float64{0.95, 0.85, 0.8}[i], beyond: 0.95,
-			},
-			aim{
-				about: "— by the best client by hand",
-				of:    ratio("pipelined", float64(n), rate, millpond, bestByHand), least: 0.75,
-			},
-			aim{
-				about: "— time of the client, by raw pipelined",
-				of:    ratio("pipelined", float64(n), clients, millpond, rawPipelined), most: 1.4,
-			},
-		)
-	}
-	for i, n := range []float64{1, 8, 64} {
-		kept := ratio("healthy", n, rate, millpond, millpondNoFailures)
-		list = append(list,
-			aim{
-				about: fmt.Sprintf("10 %% fail, %g handlers, by no failures", n),
-				of:    kept, least: []float64{0.65, 0.7, 0.7}[i], beyond: 0.78,
-			},
-			aim{
-				about: "— by the same of raw pipelined",
-				of: divided(kept,
-					ratio("healthy", n, rate, rawPipelined, rawPipelinedNoFailures)), least: 0.95,
-			},
-		)
-	}
-	for i, n := range prefetches {
-		of := func(peer string) string {
-			return fmt.Sprintf("no failures, prefetch %d, by %s", n, peer)
-		}
-		x := float64(n)
-		list = append(list,
-			aim{
-				about: of("raw"), of: ratio("consuming", x, rate, millpond, raw),
-				least: []float64{0.85, 0.8, 0.8}[i],
-			},
-			aim{
-				about: of("watermill-amqp's Subscriber"),
-				of:    ratio("consuming", x, rate, millpond, wmSubscriber), least: 1,
-			},
-			aim{
-				about: of("watermill-amqp's Subscriber as it comes"),
-				of:    ratio("consuming", x, rate, millpond, wmSubscriberAsIs), least: 1,
-			},
-		)
-	}
-	return append(list,
-		aim{
-			about: "lateness with 50 000 waiting, median, by raw", of: ratio("late", 0, p50, millpond, raw),
-			most: 1.5,
-		},
-		aim{
-			about: "lateness with 50 000 waiting, 99 %, by raw", of: ratio("late", 0, p99, millpond, raw),
-			most: 1.5,
-		},
-		aim{
-			about: "memory: KiB in the process for each of 100 000 that wait",
-			of:    plain("memory", 0, millpond, kibPerMessage), most: 0.05,
-		},
-	)
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -111,8 +110,7 @@ type load struct{ bytes, headers int }
 // usual is the load of contests that do not compare loads.
 var usual = load{bytes: 1024, headers: 2}
 
-// numbered returns message i of a load. Its body begins with i. Its id is i, because
-// native.Strategy rejects no message without an id.
+// numbered returns message i of a load. Its body begins with i.
 func (l load) numbered(i int) amqp.Publishing {
 	body := make([]byte, max(l.bytes, 8))
 	binary.BigEndian.PutUint64(body, uint64(i))
@@ -153,65 +151,32 @@ func (b *broker) fill(queue string, n int, l load) error {
 	})
 }
 
-// processes finds the node's pids by their environment, because its name is in no argument.
-func (b *broker) processes() []int {
-	var pids []int
-	entries, _ := os.ReadDir("/proc")
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		name, err := os.ReadFile("/proc/" + e.Name() + "/comm")
-		if err != nil || strings.TrimSpace(string(name)) != "beam.smp" {
-			continue
-		}
-		environment, _ := os.ReadFile("/proc/" + e.Name() + "/environ")
-		if slices.Contains(strings.Split(string(environment), "\x00"),
-			"RABBITMQ_NODENAME="+b.node.Name()) {
-			pids = append(pids, pid)
-		}
-	}
-	return pids
-}
-
 // clockTick is USER_HZ, 100 on every Linux that Go knows.
 const clockTick = time.Second / 100
 
 // processorTime returns the processor time that the node has used so far.
 func (b *broker) processorTime() time.Duration {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", b.node.Pid()))
+	if err != nil {
+		return 0
+	}
+	// The name of the program, in parentheses, may hold anything.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	var ticks int64
-	for _, pid := range b.processes() {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err != nil {
-			continue
-		}
-		// The name of the program, in parentheses, may hold anything.
-		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-		for _, field := range fields[11:13] { // utime and stime
-			n, _ := strconv.ParseInt(field, 10, 64)
-			ticks += n
-		}
+	for _, field := range fields[11:13] { // utime and stime
+		n, _ := strconv.ParseInt(field, 10, 64)
+		ticks += n
 	}
 	return time.Duration(ticks) * clockTick
 }
 
 // memory returns the memory of the node in MiB.
 func (b *broker) memory() float64 {
-	var kib int64
-	for _, pid := range b.processes() {
-		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-		if err != nil {
-			continue
-		}
-		for line := range strings.Lines(string(status)) {
-			if value, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-				n, _ := strconv.ParseInt(strings.Fields(value)[0], 10, 64)
-				kib += n
-			}
-		}
-	}
-	return float64(kib) / 1024
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", b.node.Pid()))
+	_, after, _ := strings.Cut(string(status), "VmRSS:")
+	var kib float64
+	_, _ = fmt.Sscan(after, &kib)
+	return kib / 1024
 }
 
 // ownProcessorTime returns the processor time that this process has used so far.

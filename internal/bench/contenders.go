@@ -59,30 +59,15 @@ var errFailed = errors.New("failed")
 
 // serveMillpond starts a service as the README shows it.
 func serveMillpond(ctx context.Context, b *broker, w work) (*service, error) {
-	return serveWith(ctx, b, w, topology.PerQueue{}, watermill.NopLogger{})
+	return serveWith(ctx, b, w, topology.PerQueue{})
 }
 
 func serveWith(
-	ctx context.Context, b *broker, w work, strategy topology.Strategy, logger watermill.LoggerAdapter,
+	ctx context.Context, b *broker, w work, strategy topology.Strategy,
 ) (*service, error) {
-	return servePolicy(ctx, b, w, strategy, backoff.List{w.delay}, logger)
-}
-
-func servePolicy(
-	ctx context.Context, b *broker, w work, strategy topology.Strategy, policy backoff.Policy,
-	logger watermill.LoggerAdapter,
-) (*service, error) {
-	return serveQueue(ctx, b, w, quorum, strategy, policy, logger)
-}
-
-// serveQueue is servePolicy for a queue with these arguments.
-func serveQueue(
-	ctx context.Context, b *broker, w work, args amqp.Table, strategy topology.Strategy,
-	policy backoff.Policy, logger watermill.LoggerAdapter,
-) (*service, error) {
-	cfg := consumerConfig(b.node.URL(), w.ahead())
-	cfg.Queue.Arguments = args
-	client, err := topology.Open(ctx, cfg.Connection, strategy, topology.WithLogger(logger))
+	cfg, policy := consumerConfig(b.node.URL(), w.ahead()), backoff.List{w.delay}
+	client, err := topology.Open(ctx, cfg.Connection, strategy,
+		topology.WithLogger(watermill.NopLogger{}))
 	if err != nil {
 		return nil, err
 	}

@@ -6,8 +6,12 @@
 // All entries of a contest take turns, round by round. It compares the turns of each round and
 // prints the median and the range of their ratios. -scale measures instead how figures grow with
 // waiting messages, handlers, payloads, headers, delays and messages in flight. -out writes all
-// samples to a file, from which the command plot draws pictures and writes tables. MILLPOND_BROKER
-// chooses the RabbitMQ. Nothing is asserted: the exit code is 1 only if the run could not be done.
+// samples to a file. With -fill it measures nothing and fills the tables of a page from such files:
+//
+//	go run . -fill ../../docs/performance.md contests.json scale.json
+//
+// MILLPOND_BROKER chooses the RabbitMQ. Nothing is asserted: the exit code is 1 only if the run
+// could not be done.
 package main
 
 import (
@@ -18,7 +22,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"runtime"
 	"runtime/pprof"
 	"slices"
 	"strings"
@@ -70,8 +73,6 @@ var (
 		{"hops", (*bench).scaleHops},
 		{"waiting", (*bench).scaleWaiting},
 		{"handlers", (*bench).scaleHandlers},
-		{"between", (*bench).betweenSteps},
-		{"native", (*bench).natively},
 	}
 )
 
@@ -90,11 +91,13 @@ func start(ctx context.Context, args []string, out io.Writer) (err error) {
 		})
 	profile := flags.String("cpuprofile", "",
 		"`file` for a CPU profile of this process, best with one contest and -entries millpond")
-	allocated := flags.String("memprofile", "",
-		"`file` for a profile of all allocations of this process")
 	verbose := flags.Bool("v", false, "print each turn")
+	page := flags.String("fill", "", "`page` whose tables are filled from the files in the arguments")
 	if err := flags.Parse(args); err != nil {
 		return err
+	}
+	if *page != "" {
+		return fill(*page, flags.Args())
 	}
 	parts := contests
 	if *scale {
@@ -117,10 +120,6 @@ func start(ctx context.Context, args []string, out io.Writer) (err error) {
 			return err
 		}
 		defer pprof.StopCPUProfile()
-	}
-	if *allocated != "" {
-		runtime.MemProfileRate = 512
-		defer func() { err = errors.Join(err, writeAllocations(*allocated)) }()
 	}
 	broker, err := startBroker(ctx)
 	if err != nil {
@@ -149,14 +148,6 @@ func start(ctx context.Context, args []string, out io.Writer) (err error) {
 		err = errors.Join(err, r.write(*file))
 	}
 	return errors.Join(err, broker.close())
-}
-
-func writeAllocations(name string) error {
-	file, err := os.Create(name)
-	if err != nil {
-		return err
-	}
-	return errors.Join(pprof.Lookup("allocs").WriteTo(file, 0), file.Close())
 }
 
 func chosen(parts []part, only string) ([]part, error) {

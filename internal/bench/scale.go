@@ -69,7 +69,7 @@ func (b *bench) scaleHops(ctx context.Context) ([]result, error) {
 			Prefix: b.broker.name("levels"),
 		}
 		start := func(ctx context.Context, br *broker, w work) (*service, error) {
-			return serveWith(ctx, br, w, levels, watermill.NopLogger{})
+			return serveWith(ctx, br, w, levels)
 		}
 		e, end, err := b.lateEntry(ctx, contender{name: "Levels", start: start}, delay)
 		if err != nil {

@@ -269,6 +269,9 @@ func (n *Node) TLSURL() string {
 
 func (n *Node) address() string { return fmt.Sprintf("127.0.0.1:%d", n.layout.ports.amqp) }
 
+// Pid returns the process of the server, which is Erlang's own.
+func (n *Node) Pid() int { return n.server.cmd.Process.Pid }
+
 // Version returns RabbitMQ's version as the node reports it to a client.
 func (n *Node) Version() string { return n.version }
 

@@ -113,7 +113,7 @@ var notRun = []struct{ begins, reason string }{
 	},
 	{"make bench", "takes minutes, and measures nothing on a machine that does something else"},
 	{"make bench-scale", "takes a quarter of an hour, and some GiB of memory"},
-	{"make bench-docs", "writes the pictures of docs/performance.md"},
+	{"make bench-docs", "writes the tables of docs/performance.md"},
 	{"make bench-go", "measures"},
 	{"make lab", "takes minutes; .ci/run has 15 seconds of each scenario"},
 	{"make model", "is another step of .ci/run"},
