@@ -118,9 +118,8 @@ type rule func(h *history, r *report)
 type report struct {
 	rows     []string
 	problems []string
-	suspects []id     // messages with a problem
-	results  []result // for `make bench-docs`
-	kept     string   // the folder with the log, if something is wrong
+	suspects []id   // messages with a problem
+	kept     string // the folder with the log, if something is wrong
 }
 
 func judge(h *history, rules []rule) *report {

@@ -27,7 +27,6 @@ const (
 	healed  kind = "healed" // all faults are over
 	sampled kind = "sample" // of figures
 	stood   kind = "stood"  // a queue stands still: Text says which
-	fell    kind = "fell"   // the downstream service, because of too many calls
 )
 
 // outcome is the end of a handling, or a decision of the operator.

@@ -68,7 +68,6 @@ func parsed(args []string, out io.Writer) error {
 	s.flags(flags)
 	bug := flags.String("bug", "", "a mistake to plant, which must be found: "+
 		strings.Join(bugNames(), ", "))
-	file := flags.String("out", "", "`file` for the figures of docs/performance.md, as JSON")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -82,7 +81,7 @@ func parsed(args []string, out io.Writer) error {
 	defer stop()
 	switch err := s.check(); {
 	case sc.simulate != nil:
-		return told(sc.simulate(), *file, out)
+		return told(sc.simulate(), out)
 	case err != nil:
 		return err
 	case *bug != "":
@@ -92,34 +91,16 @@ func parsed(args []string, out io.Writer) error {
 		}
 		return nil
 	}
-	var all report
-	for _, contender := range strings.Split(s.Contender, ",") {
-		one, asked := *sc, s
-		if asked.Contender = contender; contender != sc.settings.Contender {
-			one.rules = []rule{callsStayWithinTheBudget}
-		}
-		rep, err := one.do(ctx, asked)
-		if err != nil {
-			return err
-		}
-		all.rows = append(all.rows, rep.rows...)
-		all.problems = append(all.problems, rep.problems...)
-		all.results = append(all.results, rep.results...)
-		if rep.kept != "" {
-			all.kept = rep.kept
-		}
+	rep, err := sc.do(ctx, s)
+	if err != nil {
+		return err
 	}
-	return told(&all, *file, out)
+	return told(rep, out)
 }
 
 // told prints a report.
-func told(r *report, file string, out io.Writer) error {
+func told(r *report, out io.Writer) error {
 	fmt.Fprintf(out, "\n%s", r)
-	if file != "" {
-		if err := writeResults(file, r.results); err != nil {
-			return err
-		}
-	}
 	if err := r.err(); err != nil {
 		fmt.Fprintf(out, "%s%v\n\nthe log is in %s\n", failedMark, err, r.kept)
 		return errBroken
@@ -159,8 +140,6 @@ func (s *settings) flags(flags *flag.FlagSet) {
 		allStrategies+" of them at once; or "+keyStrategy)
 	flags.BoolVar(&s.Block, "block", s.Block,
 		"dead letters block their keys, and an operator decides about them")
-	flags.StringVar(&s.Contender, "contender", s.Contender, "in an outage: some of "+
-		strings.Join([]string{byBrake, byBudget, byNone}, ","))
 	flags.IntVar(&s.Keys, "keys", s.Keys, "number of keys")
 	flags.IntVar(&s.Rate, "rate", s.Rate, "messages a second")
 	flags.DurationVar(&s.Bound, "bound", s.Bound,
@@ -184,11 +163,6 @@ func (s *settings) check() error {
 	}
 	if s.Block && s.Strategy != keyStrategy {
 		return errors.New("block needs the strategy " + keyStrategy)
-	}
-	for _, contender := range strings.Split(s.Contender, ",") {
-		if !slices.Contains([]string{"", byBrake, byBudget, byNone}, contender) {
-			return fmt.Errorf("there is no contender %q", contender)
-		}
 	}
 	s.Fates.Seed = s.Seed
 	if s.Block {

@@ -130,13 +130,7 @@ func (n *nemesis) one(
 	ctx context.Context, f fault, who string, where int,
 ) (hit string, err error) {
 	node := f.Pick % n.cluster.Size()
-	exchanges, bindings, _ := n.lines.parts()
-	during := func(take func(proxied) bool, turn func(p *testbroker.Proxy, on bool)) {
-		n.which(take, func(p *testbroker.Proxy) { turn(p, true) })
-		rest(ctx, f.Hold)
-		n.which(take, func(p *testbroker.Proxy) { turn(p, false) })
-	}
-	ofPlace := func(p proxied) bool { return p.place == where }
+	next := (node + 1) % n.cluster.Size()
 	switch f.Kind {
 	case killNode:
 		if f.Aim {
@@ -144,15 +138,12 @@ func (n *nemesis) one(
 		}
 		return n.down(ctx, f, n.cluster.Kill, node)
 	case killMajority:
-		return n.down(ctx, f, n.cluster.Kill, node, (node+1)%n.cluster.Size())
+		return n.down(ctx, f, n.cluster.Kill, node, next)
 	case minority:
-		others := []int{node, (node + 1) % n.cluster.Size()}
 		if f.Aim {
-			hit, err := n.frozen(ctx, f.Hold, others...)
-			return hit + " frozen", err
+			return n.frozen(ctx, f.Hold, node, next)
 		}
-		hit, err := n.down(ctx, f, n.cluster.Kill, others...)
-		return hit + " killed", err
+		return n.down(ctx, f, n.cluster.Kill, node, next)
 	case restartNode:
 		f.Hold /= 4
 		return n.down(ctx, f, n.cluster.Stop, node)
@@ -160,34 +151,51 @@ func (n *nemesis) one(
 		return n.frozen(ctx, f.Hold, node)
 	case pauseNode:
 		return n.pause(ctx, f.Hold, node)
-	case raiseAlarm:
-		err := n.cluster.Alarm(ctx, node, true)
+	case raiseAlarm, diskAlarm:
+		alarm := n.cluster.Alarm
+		if f.Kind == diskAlarm {
+			alarm = n.disk
+		}
+		err := alarm(ctx, node, true)
 		rest(ctx, f.Hold)
-		return fmt.Sprint(node + 1), errors.Join(err,
-			n.cluster.Alarm(context.WithoutCancel(ctx), node, false))
-	case diskAlarm:
-		err := n.disk(ctx, node, true)
-		rest(ctx, f.Hold)
-		return fmt.Sprint(node + 1), errors.Join(err, n.disk(context.WithoutCancel(ctx), node, false))
+		return fmt.Sprint(node + 1), errors.Join(err, alarm(context.WithoutCancel(ctx), node, false))
 	case applyPolicy:
 		return n.policy(ctx, f)
 	case fillDLQ:
 		return n.fill(ctx, f.Hold, n.letters[f.Pick%len(n.letters)])
 	case deleteQueue:
 		return n.deleteQueue(ctx, n.lines[f.Pick%len(n.lines)].last(n.Delays))
-	case deleteExchange:
-		exchange := exchanges[f.Pick%len(exchanges)]
-		return exchange, n.admin(func(ch *amqp.Channel) error {
-			return ch.ExchangeDelete(exchange, false, false)
-		})
-	case deleteBinding:
-		b := bindings[f.Pick%len(bindings)]
-		return b.Exchange + " to " + b.Queue + b.ToExchange, n.admin(func(ch *amqp.Channel) error {
-			if b.ToExchange != "" {
-				return ch.ExchangeUnbind(b.ToExchange, b.RoutingKey, b.Exchange, false, nil)
-			}
-			return ch.QueueUnbind(b.Queue, b.RoutingKey, b.Exchange, nil)
-		})
+	case deleteExchange, deleteBinding:
+		return n.deletePart(f)
+	case putOut:
+		return "", n.putOut(ctx, f.Hold)
+	}
+	return n.client(ctx, f, who, where, node)
+}
+
+// deletePart deletes an exchange or a binding of a plan.
+func (n *nemesis) deletePart(f fault) (hit string, err error) {
+	exchanges, bindings, _ := n.lines.parts()
+	if f.Kind == deleteExchange {
+		hit = exchanges[f.Pick%len(exchanges)]
+		return hit, n.admin(func(ch *amqp.Channel) error { return ch.ExchangeDelete(hit, false, false) })
+	}
+	b := bindings[f.Pick%len(bindings)]
+	return b.Exchange + " to " + b.Queue + b.ToExchange, n.admin(func(ch *amqp.Channel) error {
+		if b.ToExchange != "" {
+			return ch.ExchangeUnbind(b.ToExchange, b.RoutingKey, b.Exchange, false, nil)
+		}
+		return ch.QueueUnbind(b.Queue, b.RoutingKey, b.Exchange, nil)
+	})
+}
+
+// client runs a fault of an instance, or of the connections to a node or to all.
+func (n *nemesis) client(
+	ctx context.Context, f fault, who string, where, node int,
+) (hit string, err error) {
+	take, turn := func(p proxied) bool { return p.place == where }, (*testbroker.Proxy).Blackhole
+	hit = who
+	switch f.Kind {
 	case killInstance:
 		return who, n.fleet.signal(who, syscall.SIGKILL)
 	case stopInstance:
@@ -197,30 +205,27 @@ func (n *nemesis) one(
 		rest(ctx, f.Hold)
 		return who, errors.Join(err, n.fleet.signal(who, goOnSignal))
 	case cutInstance:
-		n.which(ofPlace, (*testbroker.Proxy).Cut)
-		return who, nil
-	case silenceInstance:
-		during(ofPlace, (*testbroker.Proxy).Blackhole)
+		n.which(take, (*testbroker.Proxy).Cut)
 		return who, nil
 	case cutAll:
 		n.which(everyProxy, (*testbroker.Proxy).Cut)
 		return "all", nil
+	case silenceInstance: // as above
 	case silenceNode:
-		during(func(p proxied) bool { return p.node == node }, (*testbroker.Proxy).Blackhole)
-		return fmt.Sprint(node + 1), nil
+		hit, take = fmt.Sprint(node+1), func(p proxied) bool { return p.node == node }
 	case delayConfirms:
-		hit, take := "all", ofFleet
+		hit, take, turn = "all", ofFleet, (*testbroker.Proxy).HoldConfirms
 		if f.Aim {
 			node = n.busiest()
-			hit = fmt.Sprint(node + 1)
-			take = func(p proxied) bool { return ofFleet(p) && p.node == node }
+			hit, take = fmt.Sprint(node+1), func(p proxied) bool { return ofFleet(p) && p.node == node }
 		}
-		during(take, (*testbroker.Proxy).HoldConfirms)
-		return hit, nil
-	case putOut:
-		return "", n.putOut(ctx, f.Hold)
+	default:
+		return "", fmt.Errorf("unknown fault %q", f.Kind)
 	}
-	return "", fmt.Errorf("unknown fault %q", f.Kind)
+	n.which(take, func(p *testbroker.Proxy) { turn(p, true) })
+	rest(ctx, f.Hold)
+	n.which(take, func(p *testbroker.Proxy) { turn(p, false) })
+	return hit, nil
 }
 
 // busiest returns the node with the most connections of the fleet.
@@ -252,7 +257,7 @@ func (n *nemesis) frozen(ctx context.Context, hold time.Duration, nodes ...int) 
 	names, err := each(nodes, n.cluster.Freeze)
 	rest(ctx, hold)
 	_, thawed := each(nodes, n.cluster.Thaw)
-	return names, errors.Join(err, thawed)
+	return names + " frozen", errors.Join(err, thawed)
 }
 
 // each calls do for nodes, and returns their names.

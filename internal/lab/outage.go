@@ -1,13 +1,10 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -20,13 +17,10 @@ var outages = &scenario{
 	settings: settings{
 		Length: 80 * time.Second, Nodes: 1, Memory: true, Instances: 16, Strategy: "perqueue",
 		Handlers: 1, Concurrency: 8, Prefetch: 16, Delays: outageDelays(), Heartbeat: 3 * time.Second,
-		Timer: 5 * time.Second, Keys: producing, Rate: 150, Contender: byBrake, Bound: 20 * time.Second,
+		Timer: 5 * time.Second, Keys: producing, Rate: 150, Brake: true, Bound: 20 * time.Second,
 	},
 	schedule: func(s settings) schedule {
 		out := fault{At: s.Length / 5, Kind: putOut, Hold: s.Length * 3 / 5}
-		if s.Contender != byBrake {
-			return schedule{{out}}
-		}
 		probers := lane{
 			map[faultKind]int{
 				killInstance: 2, stopInstance: 1, freezeInstance: 1, cutInstance: 1, silenceInstance: 1,
@@ -44,7 +38,6 @@ var outages = &scenario{
 		nothingIsLost, faultsExplainCopies, attemptsFollowThePolicy, nothingIsLeft,
 		callsStayWithinTheBudget, nothingStandsStill,
 	},
-	early: []rule{callsStayWithinTheBudget},
 }
 
 // outageDelays last longer than the outage, so that no message is dead because of it.
@@ -56,18 +49,15 @@ func outageDelays() []time.Duration {
 const (
 	// outGrace is the time after which the bounds of an outage hold.
 	outGrace = 2 * time.Second
-	// bears is the number of calls a second above which the service falls over, once it has been out.
-	// Then it fails for good.
+	// bears is the number of calls a second that the service bears when it is back.
 	bears = 300
-	// fallenFor is how long a run goes on after that.
-	fallenFor = 20 * time.Second
 )
 
 // out is an outage as the log shows it.
 type out struct {
-	began, back, fell, end time.Time
-	calls                  []event // all, in order of time
-	ok                     map[id]time.Time
+	began, back, end time.Time
+	calls            []event // all, in order of time
+	ok               map[id]time.Time
 }
 
 func outageOf(h *history) (o out) {
@@ -76,8 +66,6 @@ func outageOf(h *history) (o out) {
 		switch {
 		case e.Kind == over && e.Fault == putOut:
 			o.began, o.back = e.Began, e.At
-		case e.Kind == fell:
-			o.fell = e.At
 		case e.Kind == begun:
 			o.calls = append(o.calls, e)
 		case e.Kind == ended && e.Outcome == handled && o.ok[e.id].IsZero():
@@ -123,13 +111,12 @@ func callsStayWithinTheBudget(h *history, r *report) {
 	}
 	strikes := float64(len(h.faults) - 1) // beside the outage
 	figure := func(metric string, value, most float64) {
-		r.results = append(r.results, result{outageFigures, 0, h.Contender, metric, []float64{value}})
 		bound := ""
-		if most >= 0 && h.Contender == byBrake {
+		if most >= 0 {
 			bound = fmt.Sprintf("   at most %g", most)
 		}
 		r.row("", "%-50s %8.4g%s", metric, value, bound)
-		if bound != "" && value > most {
+		if most >= 0 && value > most {
 			r.problem("figures beyond the budget", fmt.Sprintf("%s: %g, at most %g", metric, value, most))
 		}
 	}
@@ -141,8 +128,6 @@ func callsStayWithinTheBudget(h *history, r *report) {
 	const free = -1 // has no bound
 	length := o.back.Sub(o.began)
 	bounded := o.times(o.began.Add(outGrace), o.back, anyCall)
-	figure("seconds out", length.Seconds(), free)
-	figure("calls a second that it bears", bears, free)
 	figure("calls a second while out", float64(len(bounded))/(length-outGrace).Seconds(), 2)
 	figure("calls in the worst second while out", float64(worstSecond(bounded)), 2+min(strikes, 2))
 	figure("changes of the prober while out", o.probers(h), 2*strikes)
@@ -155,21 +140,15 @@ func callsStayWithinTheBudget(h *history, r *report) {
 		first(o.times(o.back, o.end, noProbe)), h.Bound.Seconds())
 	figure("calls in the worst second after it was back",
 		float64(worstSecond(o.times(o.back, o.end, anyCall))), bears)
-	since("seconds from back until it fell over", o.fell, 0)
-	if o.fell.IsZero() {
-		drained := time.Time{}
-		for _, at := range o.ok {
-			drained = latest(drained, at)
-		}
-		since("seconds from back until all were handled", drained, free)
+	drained := time.Time{}
+	for _, at := range o.ok {
+		drained = latest(drained, at)
 	}
+	since("seconds from back until all were handled", drained, free)
 	early, late := o.spent(h)
 	figure("messages with an attempt spent in the first 2 s", float64(early), free)
 	figure("messages with an attempt spent later while out", float64(late), 0)
-	if h.Contender == byBrake {
-		figure("tokens left", float64(h.tokens["millpond.brake."+queueName]), 0)
-	}
-	o.curves(h, r)
+	figure("tokens left", float64(h.tokens["millpond.brake."+queueName]), 0)
 }
 
 func first(times []time.Time) time.Time {
@@ -259,47 +238,4 @@ func (n *nemesis) tally(ctx context.Context) error {
 	return n.log.append(event{
 		Kind: sampled, Figures: map[string]float64{"received": received, "moved": moved},
 	})
-}
-
-// falls lets a service that is back fall over if it gets too many calls. mu is held.
-func (r *run) falls(e event) {
-	if e.Kind == over && e.Fault == putOut {
-		r.weak = true
-	}
-	if !r.weak || e.Kind != begun {
-		return
-	}
-	r.calls = append(slices.DeleteFunc(r.calls, e.At.Add(-time.Second).After), e.At)
-	if len(r.calls) <= bears {
-		return
-	}
-	r.weak = false
-	err := os.WriteFile(filepath.Join(r.dir, outFile), nil, 0o600)
-	if err = cmp.Or(err, r.log.append(event{Kind: fell})); err != nil {
-		r.say("%v", err)
-	}
-	r.say("the downstream service has fallen over")
-	time.AfterFunc(fallenFor, func() { r.enough(errEnough) })
-}
-
-// curves adds the calls and the backlog of each second since the service was out, for a picture.
-func (o out) curves(h *history, r *report) {
-	add := func(x int, metric string, value int) {
-		r.results = append(r.results,
-			result{outageCurves, float64(x), h.Contender, metric, []float64{float64(value)}})
-	}
-	for x := -int(h.Length.Seconds()) / 5; ; x++ {
-		from := o.began.Add(time.Duration(x) * time.Second)
-		if from.After(o.end) {
-			return
-		}
-		backlog := 0
-		for m, at := range h.sent {
-			if ok := o.ok[m]; at.Before(from) && (ok.IsZero() || ok.After(from)) {
-				backlog++
-			}
-		}
-		add(x, "calls per second", len(o.times(from, from.Add(time.Second), anyCall)))
-		add(x, "backlog", backlog)
-	}
 }

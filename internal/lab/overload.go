@@ -19,11 +19,10 @@ var overload = &scenario{
 	about: "a simulation of the retries of an overloaded service, with and without backoff.Adaptive",
 	simulate: func() *report {
 		r := &report{}
-		for _, name := range []string{plain, adapts, eightAll} {
-			figures, seconds := standard.figures(name)
-			r.results = append(append(r.results, figures...), overloadCurve(name, seconds)...)
-			for _, f := range figures {
-				r.row(name, "%-52s %8.4g", f.Metric, f.Samples[0])
+		for _, name := range contenders {
+			figures := standard.figures(name)
+			for _, metric := range overloadMetrics {
+				r.row(name, "%-52s %8.4g", metric, figures[metric])
 			}
 		}
 		return r
@@ -66,6 +65,8 @@ const (
 	adapts   = "Adaptive around it"
 	eightAll = "always eight times as long"
 )
+
+var contenders = []string{plain, adapts, eightAll}
 
 // contender returns a policy by its name, and an observer that is told of each call.
 func contender(name string) (backoff.Policy, func(middleware.Event)) {
@@ -196,14 +197,16 @@ const (
 	delayBefore  = "seconds after a first failure, before the overload"
 	delayDuring  = "the same, at most during it"
 	delayAtLast  = "the same, at the end"
-	smoothing    = 10 // seconds of one point of a curve
 	beforeWindow = 60 // seconds
 )
 
+var overloadMetrics = []string{
+	callsDown, callsPeak, callsAll, drainedIn, delayBefore, delayDuring, delayAtLast,
+}
+
 // figures sum a simulation up.
-func (c simulation) figures(name string) (figures []result, seconds []second) {
-	seconds = c.run(name)
-	of := map[string]float64{}
+func (c simulation) figures(name string) map[string]float64 {
+	seconds, of := c.run(name), map[string]float64{}
 	from, until, end := int(c.from.Seconds()), int(c.until.Seconds()), int(c.end.Seconds())
 	drained := until
 	for i, s := range seconds {
@@ -225,12 +228,7 @@ func (c simulation) figures(name string) (figures []result, seconds []second) {
 	}
 	of[delayBefore] = meanDelay(seconds[:from])
 	of[delayAtLast] = meanDelay(seconds[min(end-beforeWindow, len(seconds)):min(end, len(seconds))])
-	for _, metric := range []string{
-		callsDown, callsPeak, callsAll, drainedIn, delayBefore, delayDuring, delayAtLast,
-	} {
-		figures = append(figures, result{overloadFigures, 0, name, metric, []float64{of[metric]}})
-	}
-	return figures, seconds
+	return of
 }
 
 // meanDelay is the mean of the delays after a first failure.
@@ -242,24 +240,4 @@ func meanDelay(seconds []second) float64 {
 		}
 	}
 	return sum / max(n, 1)
-}
-
-// overloadCurve has the points of the picture.
-func overloadCurve(name string, seconds []second) (results []result) {
-	add := func(x int, metric string, value float64) {
-		results = append(results, result{overloadCurves, float64(x), name, metric, []float64{value}})
-	}
-	end := int(standard.end.Seconds())
-	for x := 0; x+smoothing <= min(len(seconds), end); x += smoothing {
-		calls := 0.0
-		for _, s := range seconds[x : x+smoothing] {
-			calls += float64(s.calls)
-		}
-		add(x, "calls per second", calls/smoothing)
-		add(x, "messages that wait", float64(seconds[x+smoothing-1].waiting))
-		if delay := meanDelay(seconds[x : x+smoothing]); delay > 0 {
-			add(x, "seconds after a first failure", delay)
-		}
-	}
-	return results
 }

@@ -37,7 +37,7 @@ type settings struct {
 	Prefetch              int
 	Delays                []time.Duration
 	Timeout, Heartbeat    time.Duration // of confirms, of connections
-	Contender             string        // in an outage
+	Brake                 bool          // in an outage
 
 	Keys, Rate int // messages a second
 	Fates      fates
@@ -75,8 +75,6 @@ type run struct {
 	events  []event
 	seen    progress
 	judged  time.Time               // with Once
-	weak    bool                    // the downstream service has been out
-	calls   []time.Time             // that it got in the last second
 	broken  error                   // of reading the log
 	left    map[string][]id         // messages on the broker at the end, by queue
 	missing []string                // queues of other services without their message
@@ -347,9 +345,6 @@ func (r *run) take(reading *logReader) error {
 	events, err := reading.next()
 	for _, e := range events {
 		r.seen.add(e)
-		if r.Contender != "" {
-			r.falls(e)
-		}
 	}
 	r.events = append(r.events, events...)
 	r.broken = errors.Join(r.broken, err)

@@ -1,10 +1,6 @@
 package main
 
 import (
-	"encoding/json"
-	"fmt"
-	"os"
-	"runtime"
 	"slices"
 	"time"
 )
@@ -109,33 +105,4 @@ var soak = &scenario{
 		nothingIsLost, faultsExplainCopies, attemptsFollowThePolicy, nothingIsLeft, nothingGrows,
 		nothingStandsStill,
 	},
-}
-
-// The groups of the results for docs/performance.md: figures, and curves by seconds.
-const (
-	outageFigures   = "outage"
-	outageCurves    = "outage-curves"
-	overloadFigures = "overload"
-	overloadCurves  = "overload-curves"
-)
-
-// result is a figure, in the form that command plot of the bench reads.
-type result struct {
-	Group   string    `json:"group"`
-	X       float64   `json:"x"`
-	Entry   string    `json:"entry"`
-	Metric  string    `json:"metric"`
-	Samples []float64 `json:"samples"`
-}
-
-func writeResults(file string, results []result) error {
-	data, err := json.MarshalIndent(map[string]any{
-		"machine": fmt.Sprintf("%d processors, %s, %s", runtime.NumCPU(), runtime.Version(),
-			time.Now().UTC().Format(time.DateOnly)),
-		"rounds": 1, "results": results,
-	}, "", " ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(file, append(data, '\n'), 0o644)
 }

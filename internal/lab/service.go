@@ -213,32 +213,19 @@ func (h *handlers) consume(
 	return nil
 }
 
-// The contenders of an outage. Without one the handlers have no budget.
-const (
-	byBrake  = "brake"
-	byBudget = "budget"
-	byNone   = "none"
-)
-
-// budget returns the budget of the contender, and none without one.
+// budget returns the budget with the brake of an outage, and none in other scenarios.
 func (h *handlers) budget(queue string) (*budget.Budget, error) {
 	h.probing = func() bool { return false }
-	// The window is short, because one process gets a dozen messages a second.
-	cfg := budget.Config{Window: 2 * time.Second, Share: 0.5, Minimum: 10}
-	switch h.Contender {
-	case byBudget:
-		cfg.Probes = 1
-	case byBrake:
-		cfg.Brake = outage.Brake{Name: queue, Ramp: 10 * time.Second}
-	default:
+	if !h.Brake {
 		return nil, nil
 	}
-	b, err := budget.New(cfg)
+	// The window is short, because one process gets a dozen messages a second.
+	b, err := budget.New(budget.Config{
+		Window: 2 * time.Second, Share: 0.5, Minimum: 10,
+		Brake: outage.Brake{Name: queue, Ramp: 10 * time.Second},
+	})
 	if err == nil {
-		h.probing = b.Closed
-		if h.Contender == byBrake {
-			h.probing = func() bool { return b.State().Stopped }
-		}
+		h.probing = func() bool { return b.State().Stopped }
 	}
 	return b, err
 }
