@@ -128,24 +128,39 @@ func rampOptions(c *cli.Command, base operate.MoveOptions) (operate.RepeatOption
 		return o, usage("--id: a position changes when letters leave the queue: " +
 			"name the ID, or replay without --canary and the like")
 	}
-	for text := range strings.SplitSeq(c.String("ramp"), ",") {
+	var err error
+	if o.Steps, err = rampSteps(c.String("ramp")); err != nil {
+		return o, err
+	}
+	o.StopAt, err = stopAt(c.String("stop-at"))
+	return o, err
+}
+
+// rampSteps reads --ramp. Without it there are no steps.
+func rampSteps(flag string) (steps []int, err error) {
+	if flag == "" {
+		return nil, nil
+	}
+	for text := range strings.SplitSeq(flag, ",") {
 		n, err := strconv.Atoi(strings.TrimSpace(text))
-		if c.String("ramp") == "" {
-			break
-		}
 		if err != nil || n < 1 {
-			return o, usage("--ramp %q: write the numbers of letters, as in 1,10,100", c.String("ramp"))
+			return nil, usage("--ramp %q: write the numbers of letters, as in 1,10,100", flag)
 		}
-		o.Steps = append(o.Steps, n)
+		steps = append(steps, n)
 	}
-	if text := c.String("stop-at"); text != "" {
-		n, err := strconv.ParseFloat(strings.TrimSuffix(text, "%"), 64)
-		if err != nil || !strings.HasSuffix(text, "%") || !(n >= 0) || n > 100 {
-			return o, usage("--stop-at %q: write 5%%, 0%% to 100%%", text)
-		}
-		o.StopAt = max(n/100, math.SmallestNonzeroFloat64)
+	return steps, nil
+}
+
+// stopAt reads --stop-at. Without it the library has its default, which is 0 here.
+func stopAt(flag string) (share float64, err error) {
+	if flag == "" {
+		return 0, nil
 	}
-	return o, nil
+	n, err := strconv.ParseFloat(strings.TrimSuffix(flag, "%"), 64)
+	if err != nil || !strings.HasSuffix(flag, "%") || !(n >= 0) || n > 100 {
+		return 0, usage("--stop-at %q: write 5%%, 0%% to 100%%", flag)
+	}
+	return max(n/100, math.SmallestNonzeroFloat64), nil
 }
 
 // rampJSON is the outcome of a ramp.

@@ -285,17 +285,8 @@ func (a app) edit(
 		if err := os.WriteFile(file, []byte(mark+text), 0o600); err != nil {
 			return before, err
 		}
-		run := exec.Command(command[0], append(command[1:len(command):len(command)], file)...)
-		if in, is := a.in.(*os.File); is {
-			run.Stdin = in
-		}
-		run.Stdout, run.Stderr = a.err, a.err
-		if out, is := a.out.(*os.File); is && a.terminal(out) {
-			run.Stdout = out
-		}
-		if err := run.Run(); err != nil {
-			return before, fmt.Errorf("%w: the editor %q ended with an error, nothing was changed: %w",
-				errRefused, command[0], err)
+		if err := a.runEditor(command, file); err != nil {
+			return before, err
 		}
 		if ctx.Err() != nil {
 			return before, context.Cause(ctx)
@@ -322,4 +313,21 @@ func (a app) edit(
 		}
 		text, mark = edited, "# ERROR: "+harmless(err.Error())+"\n"
 	}
+}
+
+// runEditor runs an editor on the terminal, if there is one.
+func (a app) runEditor(command []string, file string) error {
+	run := exec.Command(command[0], append(command[1:len(command):len(command)], file)...)
+	if in, is := a.in.(*os.File); is {
+		run.Stdin = in
+	}
+	run.Stdout, run.Stderr = a.err, a.err
+	if out, is := a.out.(*os.File); is && a.terminal(out) {
+		run.Stdout = out
+	}
+	if err := run.Run(); err != nil {
+		return fmt.Errorf("%w: the editor %q ended with an error, nothing was changed: %w",
+			errRefused, command[0], err)
+	}
+	return nil
 }

@@ -310,11 +310,6 @@ const maxNamed = 10
 
 // agree compares the flags that were given with the broker's queues. Only --dlq adds something.
 func (s *session) agree(main operate.Main, plan *topology.Plan) error {
-	disagree := func(flag, found string) error {
-		value := cmp.Or(s.c.String(flag), strings.Join(s.c.StringSlice(flag), " "))
-		return usage("--%s %s: the broker has another for queue %q: %s; leave the flag out, or use "+
-			"--%s to go by the flags alone", flag, value, main.Name, found, flagNoManagement)
-	}
 	list, err := delays(s.c)
 	if err != nil {
 		return err
@@ -328,7 +323,7 @@ func (s *session) agree(main operate.Main, plan *topology.Plan) error {
 	}
 	for _, d := range list {
 		if !native && main.Line == nil && main.Plan.Levels == nil && !hasDelay(main, d) {
-			return disagree(flagPolicy, "wait queues "+waitsOf(main))
+			return s.disagrees(main, flagPolicy, "wait queues "+waitsOf(main))
 		}
 	}
 	strategies := main.Strategies()
@@ -336,20 +331,11 @@ func (s *session) agree(main operate.Main, plan *topology.Plan) error {
 	if named && !slices.ContainsFunc(strategies, func(name operate.Strategy) bool {
 		return strings.EqualFold(string(name), s.c.String(flagStrategy)) || name == operate.Unknown
 	}) {
-		return disagree(flagStrategy, fmt.Sprintf("strategy %s, wait queues %s",
+		return s.disagrees(main, flagStrategy, fmt.Sprintf("strategy %s, wait queues %s",
 			strings.ToLower(joined(strategies)), waitsOf(main)))
 	}
-	isType := func(w operate.Wait) bool { return string(w.Type) == s.c.String(flagType) }
-	if s.c.IsSet(flagType) && len(main.Waits) > 0 && !slices.ContainsFunc(main.Waits, isType) {
-		return disagree(flagType, "wait queues "+waitsOf(main))
-	}
-	if prefix := s.c.String(flagPrefix); prefix != "" && !hasPrefix(main.Plan, prefix+".") {
-		return disagree(flagPrefix, "wait queues "+waitsOf(main))
-	}
-	for _, to := range s.c.StringSlice(flagReturnTo) {
-		if !slices.Contains(main.Vias, to) {
-			return disagree(flagReturnTo, cmp.Or(harmless(strings.Join(main.Vias, ", ")), "none"))
-		}
+	if err := s.agreePlan(main); err != nil {
+		return err
 	}
 	if dlq := s.c.String(flagDLQ); dlq != "" && plan.Dead.RoutingKey != dlq {
 		if *plan, err = s.vhost.WithDead(main, dlq); err != nil {
@@ -357,6 +343,30 @@ func (s *session) agree(main operate.Main, plan *topology.Plan) error {
 		}
 	}
 	return nil
+}
+
+// agreePlan compares the flags about the wait queues and the way back.
+func (s *session) agreePlan(main operate.Main) error {
+	isType := func(w operate.Wait) bool { return string(w.Type) == s.c.String(flagType) }
+	if s.c.IsSet(flagType) && len(main.Waits) > 0 && !slices.ContainsFunc(main.Waits, isType) {
+		return s.disagrees(main, flagType, "wait queues "+waitsOf(main))
+	}
+	if prefix := s.c.String(flagPrefix); prefix != "" && !hasPrefix(main.Plan, prefix+".") {
+		return s.disagrees(main, flagPrefix, "wait queues "+waitsOf(main))
+	}
+	for _, to := range s.c.StringSlice(flagReturnTo) {
+		if !slices.Contains(main.Vias, to) {
+			return s.disagrees(main, flagReturnTo, cmp.Or(harmless(strings.Join(main.Vias, ", ")), "none"))
+		}
+	}
+	return nil
+}
+
+// disagrees is the error about a flag whose value is not what the broker has.
+func (s *session) disagrees(main operate.Main, flag, found string) error {
+	value := cmp.Or(s.c.String(flag), strings.Join(s.c.StringSlice(flag), " "))
+	return usage("--%s %s: the broker has another for queue %q: %s; leave the flag out, or use "+
+		"--%s to go by the flags alone", flag, value, main.Name, found, flagNoManagement)
 }
 
 func hasDelay(main operate.Main, d time.Duration) bool {

@@ -235,8 +235,7 @@ func nothingIsLeft(h *history, r *report) {
 // handler, or with another priority, and the right messages are dead letters.
 func attemptsFollowThePolicy(h *history, r *report) {
 	limit := len(h.Delays) + 1
-	var beyond, skipped, reprioritized, misplaced, broken []string
-	crashLoops := 0
+	var beyond, skipped, reprioritized []string
 	var latest time.Duration
 	var latestRetry string
 	for _, m := range h.messages() {
@@ -262,8 +261,25 @@ func attemptsFollowThePolicy(h *history, r *report) {
 				}
 			}
 		}
+	}
+	r.row("attempts", "%d; %d beyond the limit, %d counted without a call", len(h.attempts),
+		len(beyond), len(skipped))
+	r.row("lateness", "%s more than its delay at the most (%s)", latest.Round(time.Millisecond),
+		latestRetry)
+	r.problem("attempts beyond the limit", beyond...)
+	r.problem("attempts after one without a call of the handler", skipped...)
+	r.problem("attempts with another priority", reprioritized...)
+	h.lettersFollowTheirFates(r)
+	h.recovery(r)
+}
+
+// lettersFollowTheirFates: each dead letter is of a message that dies, for the right reason.
+func (h *history) lettersFollowTheirFates(r *report) {
+	var misplaced, broken []string
+	crashLoops := 0
+	for _, m := range h.messages() {
+		dies, permanent := h.Fates.dies(m), h.Fates.failures(m) < 0
 		for _, l := range h.letters[m] {
-			dies, permanent := h.Fates.dies(m), h.Fates.failures(m) < 0
 			switch {
 			case l.Failed:
 				broken = append(broken, l.Text)
@@ -274,17 +290,9 @@ func attemptsFollowThePolicy(h *history, r *report) {
 			}
 		}
 	}
-	r.row("attempts", "%d; %d beyond the limit, %d counted without a call", len(h.attempts),
-		len(beyond), len(skipped))
 	r.row("dead letters", "%d misplaced, %d by the crash guard", len(misplaced), crashLoops)
-	r.row("lateness", "%s more than its delay at the most (%s)", latest.Round(time.Millisecond),
-		latestRetry)
-	r.problem("attempts beyond the limit", beyond...)
-	r.problem("attempts after one without a call of the handler", skipped...)
-	r.problem("attempts with another priority", reprioritized...)
 	r.problem("dead letters that should not be", misplaced...)
 	r.problem("dead letters that cannot be understood", broken...)
-	h.recovery(r)
 }
 
 // kills reports whether instances were killed again and again.

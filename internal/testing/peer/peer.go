@@ -206,6 +206,19 @@ func (c *connection) method(f frame.Frame) {
 	case frame.QueueDelete:
 		args.Skip(2)
 		answer(frame.Number(uint32(c.server.remove(args.Short()))))
+	case frame.ExchangeDeclare, frame.ExchangeBind, frame.QueueBind:
+		if !noWait(m, args) {
+			answer()
+		}
+	default:
+		ch.basic(m, args, answer)
+	}
+}
+
+// basic answers a request about messages.
+func (ch *channel) basic(m frame.Method, args frame.Args, answer func(...[]byte)) {
+	c := ch.conn
+	switch m {
 	case frame.BasicQos:
 		args.Skip(4)
 		ch.prefetch = int(args.Uint16())
@@ -236,10 +249,6 @@ func (c *connection) method(f frame.Frame) {
 		ch.settle(tag, flags&1 != 0, flags&2 != 0)
 	case frame.BasicReject:
 		ch.settle(args.Uint64(), false, args.Byte() != 0)
-	case frame.ExchangeDeclare, frame.ExchangeBind, frame.QueueBind:
-		if !noWait(m, args) {
-			answer()
-		}
 	default:
 		answer()
 	}

@@ -58,54 +58,42 @@ func (g *Tables) Table(depth int) amqp.Table {
 	return t
 }
 
-// Value returns a value of a type that amqp091-go can send.
+// scalars are the types of single values that amqp091-go can send.
+var scalars = []func(*Tables) any{
+	func(g *Tables) any { return g.Text(255) },
+	func(g *Tables) any { return []byte(g.Text(255)) },
+	func(g *Tables) any { return g.Byte()%2 == 0 },
+	func(g *Tables) any { return g.Byte() },
+	func(g *Tables) any { return int8(g.Byte()) },
+	func(g *Tables) any { return int16(g.Uint64()) },
+	func(g *Tables) any { return uint16(g.Uint64()) },
+	func(g *Tables) any { return int32(g.Uint64()) },
+	func(g *Tables) any { return uint32(g.Uint64()) },
+	func(g *Tables) any { return int(int32(g.Uint64())) },
+	func(g *Tables) any { return int64(g.Uint64()) },
+	func(g *Tables) any { return math.Float32frombits(uint32(g.Uint64())) },
+	func(g *Tables) any { return math.Float64frombits(g.Uint64()) },
+	func(g *Tables) any { return amqp.Decimal{Scale: g.Byte(), Value: int32(g.Uint64())} },
+	func(g *Tables) any { return time.Unix(int64(g.Uint64()), 0) },
+	func(*Tables) any { return nil },
+}
+
+// Value returns a value of a type that amqp091-go can send: a scalar, a table or a list.
 func (g *Tables) Value(depth int) any {
-	kind := g.Byte() % 18
-	if depth == 0 && kind >= 16 {
-		kind = 0
-	}
-	switch kind {
-	case 0:
+	kind := int(g.Byte()) % (len(scalars) + 2)
+	switch {
+	case kind < len(scalars):
+		return scalars[kind](g)
+	case depth == 0:
 		return g.Text(255)
-	case 1:
-		return []byte(g.Text(255))
-	case 2:
-		return g.Byte()%2 == 0
-	case 3:
-		return g.Byte()
-	case 4:
-		return int8(g.Byte())
-	case 5:
-		return int16(g.Uint64())
-	case 6:
-		return uint16(g.Uint64())
-	case 7:
-		return int32(g.Uint64())
-	case 8:
-		return uint32(g.Uint64())
-	case 9:
-		return int(int32(g.Uint64()))
-	case 10:
-		return int64(g.Uint64())
-	case 11:
-		return math.Float32frombits(uint32(g.Uint64()))
-	case 12:
-		return math.Float64frombits(g.Uint64())
-	case 13:
-		return amqp.Decimal{Scale: g.Byte(), Value: int32(g.Uint64())}
-	case 14:
-		return time.Unix(int64(g.Uint64()), 0)
-	case 15:
-		return nil
-	case 16:
+	case kind == len(scalars):
 		return g.Table(depth - 1)
-	default:
-		list := make([]any, g.Byte()%6)
-		for i := range list {
-			list[i] = g.Value(depth - 1)
-		}
-		return list
 	}
+	list := make([]any, g.Byte()%6)
+	for i := range list {
+		list[i] = g.Value(depth - 1)
+	}
+	return list
 }
 
 // Foreign returns a value of a type that never comes off the wire.

@@ -128,6 +128,18 @@ func (r *Request) check() error {
 		}
 		refuse(r.All && !r.Filter.IsZero(), "choose all messages or give a filter, not both")
 	}
+	r.checkOptions(refuse)
+	if _, err := r.filter(); err != nil {
+		problems = append(problems, err)
+	}
+	if len(problems) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: %w", ErrRequest, errors.Join(problems...))
+}
+
+// checkOptions refuses options that do not go with the kind of the request.
+func (r *Request) checkOptions(refuse func(is bool, text string)) {
 	waits := r.Kind == Release || r.Kind == Cancel
 	of := operate.Filter{IDs: r.Filter.IDs, Error: r.Filter.Error, Delay: r.Filter.Delay}
 	refuse(waits && of.String() != r.Filter.String(),
@@ -144,13 +156,6 @@ func (r *Request) check() error {
 	refuse((r.Kind == Edit) != (r.Change != nil), "an edit, and no other action, needs a change")
 	refuse(r.Change != nil && (len(r.Filter.IDs) != 1 || r.Change.Letter == ""),
 		"an edit names one letter by its ID")
-	if _, err := r.filter(); err != nil {
-		problems = append(problems, err)
-	}
-	if len(problems) == 0 {
-		return nil
-	}
-	return fmt.Errorf("%w: %w", ErrRequest, errors.Join(problems...))
 }
 
 // watched reports whether the letters of the action are watched after they were moved.
