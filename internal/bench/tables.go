@@ -10,8 +10,8 @@ import (
 )
 
 // fill replaces the tables of a page by those of files that runs have written. The tables of a
-// group stand between `<!-- table GROUP -->` and `<!-- end -->`. With `<!-- table GROUP: METRIC -->`
-// there is the table of one metric. The table of a group that no file has stays.
+// group stand between `<!-- table GROUP -->` and `<!-- end -->`. With `<!-- table GROUP: METRIC
+// -->` there is the table of one metric. The table of a group that no file has stays.
 func fill(page string, files []string) error {
 	var all run
 	for _, file := range files {

@@ -377,8 +377,8 @@ func TestGrowth(t *testing.T) {
 		"    late: 0 samples are too few")
 }
 
-// Given an outage with a second prober, an attempt that is spent and too many calls at the end, then
-// each is a figure beyond the budget.
+// Given an outage with a second prober, an attempt that is spent and too many calls at the end,
+// then each is a figure beyond the budget.
 func TestCallsBeyondTheBudget(t *testing.T) {
 	t.Parallel()
 	s := outages.settings

@@ -430,8 +430,8 @@ func (r *run) calm(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// waiting counts the confirmed messages that are not over, and the letters without a decision. mu is
-// held.
+// waiting counts the confirmed messages that are not over, and the letters without a decision. mu
+// is held.
 func (r *run) waiting() (missing int) {
 	for m := range r.seen.sent {
 		if !r.seen.over[m] {
