@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"net"
 )
 
 // Kinds of frames.
@@ -107,6 +108,46 @@ func Next(data []byte) (whole, rest []byte, isFrame bool) {
 		return nil, data, false
 	}
 	return data[:size], data[size:], isFrame
+}
+
+// Watch returns a client's connection that shows whole frames: sent before they leave, received
+// when they have arrived. A function may be nil.
+func Watch(conn net.Conn, sent, received func(Frame)) net.Conn {
+	return &watched{Conn: conn, sent: sent, received: received}
+}
+
+type watched struct {
+	net.Conn
+	sent, received func(Frame)
+	up, down       []byte // the part of a frame that has arrived
+}
+
+func (w *watched) Read(b []byte) (int, error) {
+	n, err := w.Conn.Read(b)
+	w.down = show(append(w.down, b[:n]...), w.received)
+	return n, err
+}
+
+func (w *watched) Write(b []byte) (int, error) {
+	w.up = show(append(w.up, b...), w.sent)
+	return w.Conn.Write(b)
+}
+
+// show calls to with the whole frames of data, and returns the bytes behind them.
+func show(data []byte, to func(Frame)) (rest []byte) {
+	if to == nil {
+		return nil
+	}
+	for {
+		whole, rest, isFrame := Next(data)
+		if whole == nil {
+			return rest
+		}
+		if isFrame {
+			to(whole)
+		}
+		data = rest
+	}
 }
 
 // Short returns a short string, and LongString a long one.

@@ -111,31 +111,16 @@ func (r *Rounds) Watch(cfg *wamqp.ConnectionConfig) {
 		if err != nil {
 			return nil, err
 		}
-		return &watched{Conn: conn, rounds: r}, nil
+		return frame.Watch(conn, r.sent, nil), nil
 	}
 	cfg.AmqpConfig = &config
 }
 
-// watched is a connection of a client that publishes.
-type watched struct {
-	net.Conn
-	rounds *Rounds
-	begun  []byte // a frame that is not whole yet
-}
-
-func (w *watched) Write(p []byte) (int, error) {
-	w.begun = append(w.begun, p...)
-	for {
-		whole, rest, isFrame := frame.Next(w.begun)
-		if whole == nil {
-			return w.Conn.Write(p)
-		}
-		if isFrame && frame.Frame(whole).Kind() == frame.KindHeader &&
-			strings.Contains(string(whole), keys.NotBefore) {
-			w.rounds.mu.Lock()
-			w.rounds.heads = append(w.rounds.heads, string(whole))
-			w.rounds.mu.Unlock()
-		}
-		w.begun = rest
+// sent keeps the content headers of the copies that wait for another round.
+func (r *Rounds) sent(f frame.Frame) {
+	if f.Kind() == frame.KindHeader && strings.Contains(string(f), keys.NotBefore) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.heads = append(r.heads, string(f))
 	}
 }

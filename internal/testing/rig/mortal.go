@@ -176,7 +176,10 @@ func (d *Deliveries) Watch(conn net.Conn) net.Conn {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.connections++
-	return &watchedConn{Conn: conn, number: d.connections, deliveries: d}
+	number := d.connections
+	return frame.Watch(conn,
+		func(f frame.Frame) { d.sent(place{number, f.Channel()}, f) },
+		func(f frame.Frame) { d.received(place{number, f.Channel()}, f) })
 }
 
 // InHand returns the number of unacked deliveries. It also returns the bodies of the deliveries
@@ -218,41 +221,6 @@ func (d *Deliveries) Objected() []string {
 	return append([]string(nil), d.objections...)
 }
 
-type watchedConn struct {
-	net.Conn
-	number     int
-	deliveries *Deliveries
-	up, down   []byte // the part of a frame that has arrived
-}
-
-func (c *watchedConn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	c.down = c.look(append(c.down, b[:n]...), c.deliveries.received)
-	return n, err
-}
-
-func (c *watchedConn) Write(b []byte) (int, error) {
-	c.up = c.look(append(c.up, b...), c.deliveries.sent)
-	return c.Conn.Write(b)
-}
-
-func (c *watchedConn) look(data []byte, show func(place, frame.Frame)) (rest []byte) {
-	for {
-		whole, rest, isFrame := frame.Next(data)
-		if whole == nil {
-			return rest
-		}
-		if isFrame {
-			f := frame.Frame(whole)
-			show(place{c.number, f.Channel()}, f)
-		}
-		data = rest
-	}
-}
-
-// basicCancel is the method with which the broker ends a consumer.
-const basicCancel = frame.Method(60<<16 | 30)
-
 func (d *Deliveries) received(at place, f frame.Frame) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -275,7 +243,7 @@ func (d *Deliveries) received(at place, f frame.Frame) {
 		text, _ := frame.TakeShort(f.Args()[2:])
 		d.objections = append(d.objections, "channel closed: "+text)
 		d.settle(at, 0, true)
-	case f.Method() == basicCancel:
+	case f.Method() == frame.BasicCancel:
 		d.objections = append(d.objections, "consumer cancelled")
 	}
 }
