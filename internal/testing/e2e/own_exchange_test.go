@@ -210,9 +210,8 @@ func TestSiblingsOfTwoExchangesDoNotMultiplyRetries(t *testing.T) {
 				for range 6 { // of each exchange the message, and two copies of the other's retries
 					dead := r.DeadLetter()
 					require.Equal(t, "3", dead.Headers[header.DeadFailures])
-					kind := string(dead.Body)
-					require.Equal(t, f.exchanges[kind], dead.Headers[keys.OriginExchange])
-					require.Equal(t, routingKeys[kind], dead.Headers[keys.OriginRoutingKey])
+					require.Equal(t, f.exchanges[string(dead.Body)], dead.Headers[keys.OriginExchange])
+					require.Equal(t, routingKeys[string(dead.Body)], dead.Headers[keys.OriginRoutingKey])
 					for key := range dead.Headers {
 						require.False(t, key == keys.Via || strings.HasPrefix(key, keys.Level), key)
 					}

@@ -26,25 +26,19 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-var long = os.Getenv("MILLPOND_LONG") != ""
-
-// TestPubSubStress runs Watermill's suite for Pub/Subs with the features that watermill-amqp claims
-// for a Pub/Sub: with MILLPOND_LONG ten times at once, and each with all its messages.
+// TestPubSubStress runs Watermill's suite for Pub/Subs ten times at once, with the features that
+// watermill-amqp claims for a Pub/Sub. With MILLPOND_LONG each has all its messages.
 func TestPubSubStress(t *testing.T) {
 	t.Parallel()
-	suite := tests.TestPubSub
-	if long {
-		suite = tests.TestPubSubStressTest
-	}
 	url := testbroker.URL(t)
 	group := func(t *testing.T, consumerGroup string) (message.Publisher, message.Subscriber) {
 		queue := wamqp.GenerateQueueNameTopicNameWithSuffix(consumerGroup)
 		return suitePubSub(t, wamqp.NewDurablePubSubConfig(url, nil),
 			wamqp.NewDurablePubSubConfig(url, queue))
 	}
-	suite(t, tests.Features{
+	tests.TestPubSubStressTest(t, tests.Features{
 		ConsumerGroups: true, GuaranteedOrder: true, GuaranteedOrderWithSingleSubscriber: true,
-		Persistent: true, ForceShort: !long,
+		Persistent: true, ForceShort: os.Getenv("MILLPOND_LONG") == "",
 	}, func(t *testing.T) (message.Publisher, message.Subscriber) { return group(t, "test") }, group)
 }
 
@@ -60,12 +54,12 @@ func TestQueueSuite(t *testing.T) {
 }
 
 // TestQueueSuiteInFlight runs it with eight messages in flight, which keep no order, and with the
-// publisher of watermill-amqp; with MILLPOND_LONG with all its messages.
+// publisher of watermill-amqp.
 func TestQueueSuiteInFlight(t *testing.T) {
 	t.Parallel()
 	cfg := rig.QueueConfig(testbroker.URL(t))
 	cfg.Publish.ChannelPoolSize = 25
-	tests.TestPubSub(t, tests.Features{Persistent: true, ForceShort: !long},
+	tests.TestPubSub(t, tests.Features{Persistent: true},
 		func(t *testing.T) (message.Publisher, message.Subscriber) {
 			pub, err := wamqp.NewPublisher(cfg, watermill.NopLogger{})
 			require.NoError(t, err)
