@@ -45,7 +45,7 @@ var strandings = map[string]struct {
 }
 
 // waitForAll is long enough that no message returns to its queue before the queue is deleted.
-const waitForAll = 5 * time.Second
+const waitForAll = 10 * time.Second
 
 // vanishing is a service whose handler fails every first attempt. Its queue is deleted.
 type vanishing struct {
@@ -161,7 +161,7 @@ func (s *vanishing) queueDeleted() {
 	}
 	require.Contains(s.t, s.follow("millpond stranded list orders"),
 		`queue_gone    queue "orders" does not exist or cannot be reached`)
-	findings := s.tool("verify", s.queue, "--policy", "5s")
+	findings := s.tool("verify", s.queue, "--policy", waitForAll.String())
 	require.Equal(s.t, exitFound, findings.code)
 	require.Regexp(s.t, `critical: queue "of-orders.stranded": messages are stranded`, findings.out)
 
@@ -205,7 +205,7 @@ func (s *vanishing) bindingDeleted() {
 	o := blind.tool("stranded", "list", s.queue)
 	require.Contains(s.t, o.out, "unknown       queue \"orders\" exists, and its binding is not known")
 
-	declared := s.tool("declare", s.queue, "--policy", "5s")
+	declared := s.tool("declare", s.queue, "--policy", waitForAll.String())
 	require.Zero(s.t, declared.code, declared.err)
 	for _, line := range s.strayLines() {
 		require.Equal(s.t, operate.CauseOver, line.Cause, line.Why)
