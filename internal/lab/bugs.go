@@ -130,14 +130,13 @@ var bugs = []bug{
 		}},
 	},
 	{
-		// An edited letter loses its key and its number on its way back to its place. The number alone
-		// does no harm: a message of the line without one is the first of its key.
+		// An edited letter goes to the queue, and its key is released as if it were in its place.
 		name: "edit-loses-place", scenario: "keys", found: "dead letter of their key",
 		args: []string{"-block"},
 		plantings: []planting{{
 			file: "topology/operate/orderedreplay.go",
 			old:  "if err != nil || !k.isMark(l) {",
-			new:  "if err != nil || !k.isMark(l) || c.edited {",
+			new:  "if k.blocked = c.edited && k.isMark(l); k.blocked || err != nil || !k.isMark(l) {",
 		}},
 	},
 	{
