@@ -20,7 +20,7 @@ const measured = `{"results": [
 ]}`
 
 // A group that was measured at one x has a row for each entry, and other groups a table for each
-// metric. The page can be filled again, and what was not measured stays.
+// metric. A page can be filled twice. A table without a measurement stays as it is.
 func TestThePageIsFilled(t *testing.T) {
 	t.Parallel()
 	page, file := filepath.Join(t.TempDir(), "page.md"), filepath.Join(t.TempDir(), "run.json")

@@ -273,7 +273,8 @@ func attemptsFollowThePolicy(h *history, r *report) {
 	h.recovery(r)
 }
 
-// lettersFollowTheirFates: each dead letter is of a message that dies, for the right reason.
+// lettersFollowTheirFates looks for dead letters of messages that must not die, and for those with
+// another reason than the fate of their message.
 func (h *history) lettersFollowTheirFates(r *report) {
 	var misplaced, broken []string
 	crashLoops := 0

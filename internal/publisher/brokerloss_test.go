@@ -187,9 +187,7 @@ func TestHealthyFollowsTheConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := behindProxy(t, long)
 		assert.NoError(t, p.Healthy())
-		p.proxy.Refuse(true)
-		p.proxy.Cut()
-		p.unhealthy()
+		p.cutOff()
 		assert.ErrorContains(t, p.Healthy(), "not connected")
 		p.proxy.Refuse(false)
 		await(t, "healthy", func() bool { return p.Healthy() == nil })

@@ -251,9 +251,7 @@ func TestContextEndsTheWaitForAConnection(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := behindProxy(t, long)
-		p.proxy.Refuse(true)
-		p.proxy.Cut()
-		p.unhealthy()
+		p.cutOff()
 		within(t, 100*time.Millisecond, "Publish", func() {
 			err := p.sayWithin(100*time.Millisecond, "never")
 			assert.ErrorIs(t, err, publisher.ErrNotSent)
@@ -358,9 +356,7 @@ func TestCloseEndsCallsThatWaitForAConnection(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := behindProxy(t, long)
-		p.proxy.Refuse(true)
-		p.proxy.Cut()
-		p.unhealthy()
+		p.cutOff()
 		results := p.begin(8, "never")
 		within(t, goodbye, "Close", p.Close)
 		endsWith(t, results, publisher.ErrClosed)

@@ -148,6 +148,14 @@ func (r rig) recovers() {
 	await(r.t, "publishing to work again", func() bool { return r.say("again") == nil })
 }
 
+// cutOff ends the connection and refuses new ones.
+func (r rig) cutOff() {
+	r.t.Helper()
+	r.proxy.Refuse(true)
+	r.proxy.Cut()
+	r.unhealthy()
+}
+
 // unhealthy waits until Healthy returns an error.
 func (r rig) unhealthy() {
 	r.t.Helper()

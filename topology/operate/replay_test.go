@@ -29,8 +29,9 @@ func numbered(from, to int) []string {
 	return all
 }
 
-// Letters that are moved back arrive in their order, unchanged, counted, with their history. When
-// the replay is cancelled in the middle, then what has begun is finished and the rest stays.
+// Letters that are moved back arrive in their order, unchanged, counted, with their history. A
+// replay that is cancelled in the middle finishes the letters that it has begun, and leaves the
+// others in the dead-letter queue.
 func TestReplayMovesAllAsTheyWere(t *testing.T) {
 	forTypes(t, func(t *testing.T, b *box) {
 		const dead = 1100

@@ -269,8 +269,9 @@ func (o *Operator) View(ctx context.Context, options ViewOptions) (View, error) 
 	return v, ctx.Err()
 }
 
-// ManagementView is View without options by the management API alone, for a broker that refuses
-// AMQP or does not answer it. url and opts are those of Open.
+// ManagementView returns the View without options by the management API alone, without an AMQP
+// connection: for a broker that refuses AMQP or does not answer. url and opts are those of Open.
+// The errors are those of View, and of options that Open refuses.
 func ManagementView(ctx context.Context, url string, opts ...Option) (View, error) {
 	o := &Operator{}
 	if err := o.configure(url, opts); err != nil {

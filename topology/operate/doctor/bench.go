@@ -17,8 +17,8 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// bench is the place of one check: a connection, and a channel with confirms. A check that fails
-// differs, and one that is skipped is unknown; the lines of its trial are what was seen.
+// bench is the place of one check: a connection, and a channel with confirms. A trial that fails
+// gives the answer Differs, and a skipped one Unknown. Its lines are the observations.
 type bench struct {
 	*examiner
 	*experiment.Trial
