@@ -35,8 +35,8 @@ func newLayout(in installation, s settings) (layout, error) {
 		return layout{}, err
 	}
 	parent, schedulers := "", 2
-	forTests := s.memory || testing.Testing()
-	if forTests {
+	test := s.memory || testing.Testing()
+	if test {
 		// Two schedulers wake each other for each message. With one of them a connection takes a third
 		// less processor time, a message a quarter.
 		schedulers = 1
@@ -44,7 +44,7 @@ func newLayout(in installation, s settings) (layout, error) {
 	switch {
 	case in.root != "":
 		parent = filepath.Join(in.root, "tmp")
-	case forTests:
+	case test:
 		parent = memory()
 	}
 	folder, err := os.MkdirTemp(parent, "millpond-node-")
@@ -149,42 +149,22 @@ func (l layout) everyErlang() string {
 	return fmt.Sprintf(flags, l.schedulers)
 }
 
-// quickStart is evaluated by RabbitMQ 3.10 before it begins. It saves an eighth of the start's
-// processor time.
-//
-//   - RabbitMQ starts another Erlang, only so that epmd runs, which it does. With +V that Erlang
-//     prints its version and ends. RabbitMQ 4 needs another Erlang to join a cluster.
-//   - RabbitMQ loads all modules of its applications, one by one, and Erlang copies its table of
-//     functions for each. Loaded together they cost one copy. RabbitMQ 4 loads fewer.
-const quickStart = `
-	os:putenv("ERL_ZFLAGS", "+V"),
-	Modules = fun(Again, Name, Known) ->
-		File = code:where_is_file(atom_to_list(Name) ++ ".app"),
-		case lists:keymember(Name, 1, Known) orelse file:consult(File) of
-			{ok, [{application, _, Keys}]} -> lists:foldl(
-				fun(Needed, More) -> Again(Again, Needed, More) end,
-				[{Name, proplists:get_value(modules, Keys, [])} | Known],
-				proplists:get_value(applications, Keys, []));
-			_ -> Known
-		end
-	end,
-	code:ensure_modules_loaded(lists:append([M || {_, M} <- Modules(Modules, rabbit, [])])).`
-
-// fewProcesses is the size of Erlang's table of processes in a node for tests. RabbitMQ's own is
-// eight times as large, and Erlang writes all of it at the start.
-const fewProcesses = "RABBITMQ_MAX_NUMBER_OF_PROCESSES=131072"
+// forTests is the environment of a node for tests, beside other nodes on few processors.
+var forTests = []string{
+	// RabbitMQ's own table of Erlang processes is eight times as large, and Erlang writes all of it at
+	// the start.
+	"RABBITMQ_MAX_NUMBER_OF_PROCESSES=131072",
+	// RabbitMQ binds its schedulers to processors. The only scheduler of every node was bound to the
+	// same one, and the others had nothing to do.
+	"RABBITMQ_SCHEDULER_BIND_TYPE=u",
+}
 
 // serverEnv returns the environment of the node's server.
 func (l layout) serverEnv() []string {
-	env := l.env()
 	if l.schedulers == 1 {
-		env = append(env, fewProcesses)
+		return append(l.env(), forTests...)
 	}
-	if version, err := l.in.version(); err == nil && strings.HasPrefix(version, "3.10.") {
-		code := strings.Join(strings.Fields(quickStart), " ")
-		env = append(env, fmt.Sprintf("ERL_AFLAGS=%s -eval '%s'", l.everyErlang(), code))
-	}
-	return env
+	return l.env()
 }
 
 // env returns the whole environment of the node's epmd and its rabbitmqctl, without the RABBITMQ_
