@@ -1,8 +1,4 @@
-//go:build unix
-
 package testbroker
-
-import "slices"
 
 // Pids returns the processes of the node's server, its epmd and its watchdog.
 func (n *Node) Pids() []int {
@@ -30,14 +26,16 @@ func firstPick(change func(*ports)) NodeOption {
 	}
 }
 
-// CountPublishes counts in a stream that arrives in pieces of n bytes.
-func CountPublishes(stream []byte, n int) int {
-	var c publishCounter
-	total := 0
-	for piece := range slices.Chunk(stream, n) {
-		total += c.count(piece)
-	}
-	return total
+// Lossy returns the number of live connections that have lost bytes.
+func (p *Proxy) Lossy() (n int) {
+	p.change(func() {
+		for l := range p.links {
+			if l.lossy {
+				n++
+			}
+		}
+	})
+	return n
 }
 
 var ShortName = shortName
