@@ -10,7 +10,7 @@ import (
 )
 
 // The nodes that the tests of this binary share, one after the other. They end with [Main].
-var private, managed pool
+var private, managed = newPool(), newPool()
 
 const (
 	// mostLent is the number of tests with a node of a pool from which the next one waits.
@@ -23,74 +23,50 @@ const (
 // tests do. A node comes back when nothing but its vhosts and users has changed, and all of these
 // are then made anew. Another one ends with its test.
 type pool struct {
-	open bool // there is a [Main] that ends the nodes
+	open   bool          // there is a [Main] that ends the nodes
+	places chan struct{} // one for each test that has a node
 
 	mu   sync.Mutex
-	back chan struct{} // closed when a node has come back; nil if no test waits for one
 	lent map[string]int
 	free []*Node
 }
 
+func newPool() *pool { return &pool{places: make(chan struct{}, mostLent), lent: map[string]int{}} }
+
 // lend returns a free node, or starts one. A test that has a node already gets another at once.
-func (p *pool) lend(tb testing.TB, start func() (*Node, error)) *Node {
+func (p *pool) lend(tb testing.TB, start func() (*Node, error)) (n *Node) {
 	tb.Helper()
 	test, _, _ := strings.Cut(tb.Name(), "/")
-	n := p.take(test)
-	if n == nil {
-		var err error
-		if n, err = start(); err != nil {
-			p.end(test)
-			must(tb, "start a node", err)
+	if p.count(test, 1) == 1 {
+		select {
+		case p.places <- struct{}{}:
+			tb.Cleanup(func() { <-p.places })
+		case <-time.After(mostWait):
 		}
 	}
+	p.mu.Lock()
+	if last := len(p.free) - 1; last >= 0 {
+		n, p.free = p.free[last], p.free[:last]
+	}
+	p.mu.Unlock()
+	if n == nil {
+		var err error
+		n, err = start()
+		must(tb, "start a node", err)
+	}
 	endsWith(tb, "node", func() error {
-		defer p.end(test)
+		p.count(test, -1)
 		return p.giveBack(n)
 	})
 	return n
 }
 
-// take returns a free node, or nil if the test may start one.
-func (p *pool) take(test string) *Node {
+// count changes the number of nodes that a test has.
+func (p *pool) count(test string, by int) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	overdue := time.After(mostWait)
-	for waits := true; waits && p.lent[test] == 0 && len(p.lent) >= mostLent; {
-		if p.back == nil {
-			p.back = make(chan struct{})
-		}
-		back := p.back
-		p.mu.Unlock()
-		select {
-		case <-back:
-		case <-overdue:
-			waits = false
-		}
-		p.mu.Lock()
-	}
-	if p.lent == nil {
-		p.lent = map[string]int{}
-	}
-	p.lent[test]++
-	if len(p.free) == 0 {
-		return nil
-	}
-	n := p.free[len(p.free)-1]
-	p.free = p.free[:len(p.free)-1]
-	return n
-}
-
-// end lets another test have a node.
-func (p *pool) end(test string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.lent[test]--; p.lent[test] == 0 {
-		delete(p.lent, test)
-	}
-	if p.back != nil {
-		close(p.back)
-		p.back = nil
-	}
+	p.lent[test] += by
+	return p.lent[test]
 }
 
 func (p *pool) giveBack(n *Node) error {

@@ -1,5 +1,3 @@
-//go:build unix
-
 // Withbroker runs a command with a RabbitMQ beside it:
 //
 //	go run ./internal/tools/withbroker -- go run ./examples/webhooks

@@ -1,5 +1,3 @@
-//go:build unix
-
 package testbroker
 
 import (
@@ -178,13 +176,8 @@ const inMemory = "/dev/shm"
 func memory() string {
 	var s syscall.Statfs_t
 	if os.Getenv("TMPDIR") != "" || syscall.Statfs(inMemory, &s) != nil ||
-		bytesOf(s.Bavail, s.Bsize) < 2<<30 {
+		float64(s.Bavail)*float64(s.Bsize) < 2<<30 {
 		return ""
 	}
 	return inMemory
-}
-
-// bytesOf multiplies numbers whose types differ between systems.
-func bytesOf[A, B int32 | int64 | uint32 | uint64](blocks A, size B) uint64 {
-	return uint64(blocks) * uint64(size)
 }
