@@ -3,7 +3,6 @@ package docs_test
 import (
 	"fmt"
 	"maps"
-	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -69,7 +68,7 @@ func allCommands(t *testing.T) (found []command) {
 	for _, name := range slices.Sorted(maps.Keys(pages)) {
 		found = append(found, commandsOf(pages[name])...)
 	}
-	require.Greater(t, len(found), 20)
+	require.Greater(t, len(found), 60)
 	return found
 }
 
@@ -92,11 +91,10 @@ var runners = []struct{ begins, on, test string }{
 	},
 	{"go mod edit -replace=github.com/millpond-go/", "", "TestMetricsAndTracingInstallFromAClone"},
 	{"make demo", "", "TestDemoLosesNothing"},
-	{"make test", "", "TestCommandsOfDocumentsAreRun"}, // make test runs this test, and all others
+	{"make", "", "TestMakeTargetsOfPagesAreThere"}, // .ci/run runs make itself
 	{"go get github.com/millpond-go/millpond", "", "TestInstallCommandsOfPages"},
 	{"go install github.com/millpond-go/millpond", "", "TestInstallCommandsOfPages"},
-	{"go mod edit -require=github.com/millpond-go/", "README.md", "TestReadmeInstallsAsThePage"},
-	{"go mod tidy", "README.md", "TestReadmeInstallsAsThePage"},
+	{"go mod", "README.md", "TestGettingStarted"}, // whose page has them, too
 	{"go mod tidy", "docs/monitoring.md", "TestMetricsAndTracingInstallFromAClone"},
 }
 
@@ -111,21 +109,6 @@ var notRun = []struct{ begins, reason string }{
 		"go run -C ../millpond ./internal/tools/withbroker --",
 		"starts a broker beside the test's own; TestMain of withbroker's tests is the same program",
 	},
-	{"make bench", "takes minutes, and measures nothing on a machine that does something else"},
-	{"make bench-scale", "takes a quarter of an hour, and some GiB of memory"},
-	{"make bench-docs", "writes the tables of docs/performance.md"},
-	{"make bench-go", "measures"},
-	{"make lab", "takes minutes; .ci/run has 15 seconds of each scenario"},
-	{"make model", "is another step of .ci/run"},
-	{"make fuzz", "takes a minute for each target"},
-	{"make unit", "is a part of make test"},
-	{"make lint", "is the next step of .ci/run"},
-	{"make test-matrix", "runs make test three times"},
-	{"make test-install", "is another step of .ci/run"},
-	{"make test-monitoring", "is another step of .ci/run"},
-	{"make test-page", "is another step of .ci/run"},
-	{"make test-postgres", "is another step of .ci/run"},
-	{"make api", "writes docs/api, which a test compares"},
 }
 
 // begins reports whether a command begins with these words.
@@ -158,10 +141,12 @@ func TestCommandsOfDocumentsAreRun(t *testing.T) {
 	there := readSource(t).tests
 	for _, c := range allCommands(t) {
 		switch test, reason := runner(c); {
-		case test != "" && there[test] == nil:
+		case test != "" && !there[test]:
 			t.Errorf("%s\nis run by %s, which is in no file", c, test)
 		case test == "" && reason == "":
 			t.Errorf("%s\nno test runs it: run it in one, or say in this file why none can", c)
+		case test == "TestGettingStarted":
+			assert.Contains(t, read(t, gettingStarted), "\n"+c.text+"\n", "%s", c)
 		}
 	}
 	for _, p := range pagesOf(t) {
@@ -217,52 +202,6 @@ func TestMakeTargetsOfPagesAreThere(t *testing.T) {
 	require.Greater(t, checked, 10)
 }
 
-// The README installs as the page that a test runs from beginning to end.
-func TestReadmeInstallsAsThePage(t *testing.T) {
-	t.Parallel()
-	page := readPage(gettingStarted, read(t, gettingStarted))
-	var run []string
-	for _, c := range commandsOf(page) {
-		run = append(run, c.text)
-	}
-	for _, c := range commandsOf(readPage("README.md", read(t, "README.md"))) {
-		if strings.HasPrefix(c.text, "go mod") {
-			require.Contains(t, run, c.text, "%s: %s shows another command", c, gettingStarted)
-		}
-	}
-}
-
-// A command is taken from a page as a shell reads it, and a command without a test is found.
-func TestCommandsAreTakenAsTheyStand(t *testing.T) {
-	t.Parallel()
-	p := readPage("docs/page.md", strings.Join([]string{
-		"# Page", "", "```sh", "# a 'remark'", "make demo   # runs", "", "rabbitmqctl a \\", "  'b # c'",
-		"```", "", "```console", "$ millpond plan orders", "queue", "$ millpond dead list orders",
-		"```", "", "- item", "", "  ```sh", "  frobnicate --now", "  ```", "",
-		"```text", "make no", "```",
-	}, "\n"))
-	found := commandsOf(p)
-	var texts []string
-	for _, c := range found {
-		texts = append(texts, c.text)
-	}
-	require.Equal(t, []string{
-		"make demo", "rabbitmqctl a   'b # c'", "millpond plan orders", "millpond dead list orders",
-		"frobnicate --now",
-	}, texts)
-	require.Equal(t, "queue\n", found[2].output)
-	for text, want := range map[string]string{
-		"make demo": "TestDemoLosesNothing", "make demonstration": "", "make": "",
-		"millpond plan": "TestToolCommandsOfPages", "millponds": "",
-		"go run -C ../millpond ./cmd/millpond plan": "TestToolCommandsOfPages",
-		"frobnicate --now":                          "", "curl x": "",
-	} {
-		test, reason := runner(command{page: "docs/page.md", text: text})
-		require.Equal(t, want, test, text)
-		require.Empty(t, reason, text)
-	}
-}
-
 var quotedWord = regexp.MustCompile(`'([^']*)'|"([^"]*)"|(\S+)`)
 
 // wordsOf splits a command as a shell does, without its substitutions.
@@ -271,14 +210,4 @@ func wordsOf(text string) (words []string) {
 		words = append(words, m[1]+m[2]+m[3])
 	}
 	return words
-}
-
-// program returns the place of a program, or skips the test.
-func program(t *testing.T, name string) string {
-	t.Helper()
-	path, err := exec.LookPath(name)
-	if err != nil {
-		t.Skip("needs " + name + " in PATH")
-	}
-	return path
 }

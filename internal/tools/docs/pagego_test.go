@@ -3,6 +3,9 @@ package docs_test
 import (
 	"encoding/json"
 	"fmt"
+	"go/constant"
+	"go/token"
+	"go/types"
 	"maps"
 	"os"
 	"os/exec"
@@ -25,26 +28,18 @@ import (
 func compiledFiles(t *testing.T) map[string][]string {
 	t.Helper()
 	found := map[string][]string{}
-	goFiles(t, func(path, text string) {
-		_, name, _ := cutLast(path, "/")
+	goFiles(t, func(file, text string) {
+		name := path.Base(file)
 		if !strings.HasSuffix(name, "_snippets_test.go") && !strings.HasPrefix(name, "example_") &&
-			!strings.HasPrefix(path, "examples/") || strings.Contains(text, "\n//go:build ") {
+			!strings.HasPrefix(file, "examples/") || strings.Contains(text, "\n//go:build ") {
 			return
 		}
 		for line := range strings.Lines(text) {
-			found[path] = append(found[path], bare(line))
+			found[file] = append(found[file], bare(line))
 		}
 	})
 	require.Greater(t, len(found), 20)
 	return found
-}
-
-func cutLast(text, separator string) (before, after string, found bool) {
-	at := strings.LastIndex(text, separator)
-	if at < 0 {
-		return "", text, false
-	}
-	return text[:at], text[at+len(separator):], true
 }
 
 var trailing = regexp.MustCompile(`(^|\s)// .*$`)
@@ -53,24 +48,6 @@ var trailing = regexp.MustCompile(`(^|\s)// .*$`)
 func bare(line string) string {
 	line = trailing.ReplaceAllString(strings.TrimSpace(line), "")
 	return strings.Join(strings.Fields(line), " ")
-}
-
-// shownBy reports whether a file has the lines of a block in their order. Between them it may have
-// more, because a page leaves out the lines that every program has. Else it returns the first line
-// that is not there.
-func shownBy(block string, file []string) (missing string, shown bool) {
-	for line := range strings.Lines(block) {
-		line = bare(line)
-		if line == "" {
-			continue
-		}
-		at := slices.Index(file, line)
-		if at < 0 {
-			return line, false
-		}
-		file = file[at+1:]
-	}
-	return "", true
 }
 
 // ownTest are the pages whose files of Go a test compiles and runs as they stand: a block under
@@ -94,7 +71,7 @@ func TestDocumentsShowGoThatCompiles(t *testing.T) {
 			}
 			shown++
 			whole := strings.HasPrefix(b.text, "package ") && fileAbove.MatchString(b.before)
-			if whole && there[ownTest[name]] != nil {
+			if whole && there[ownTest[name]] {
 				continue
 			}
 			if missing := notCompiled(b.text, compiled); missing != "" {
@@ -104,73 +81,38 @@ func TestDocumentsShowGoThatCompiles(t *testing.T) {
 		}
 	}
 	require.Greater(t, shown, 5)
+
+	compiled = map[string][]string{"a.go": {"a := 1", "b := 2", "use(a, b)"}, "b.go": {"use(c)"}}
+	require.Empty(t, notCompiled("\ta := 1 // one\n\n// and\nuse(a,  b)\n", compiled))
+	require.Equal(t, "use(c)", notCompiled("a := 1\nuse(c)\n", compiled), "lines of two files")
+	require.Equal(t, "a := 1", notCompiled("b := 2\na := 1\n", compiled), "in disorder")
 }
 
-// notCompiled returns the line of a block at which the file that has most of it fails, or "".
+// notCompiled returns the line that the file with most of a block lacks, or "". Between the lines of
+// a block the file may have more, because a page leaves out the lines that every program has.
 func notCompiled(block string, compiled map[string][]string) string {
 	lacks, most := "a line", -1
-	for _, path := range slices.Sorted(maps.Keys(compiled)) {
-		missing, shown := shownBy(block, compiled[path])
-		if shown {
+	for _, file := range compiled {
+		missing, n := "", 0
+		for line := range strings.Lines(block) {
+			if line = bare(line); line == "" {
+				continue
+			}
+			at := slices.Index(file, line)
+			if at < 0 {
+				missing = line
+				break
+			}
+			file, n = file[at+1:], n+1
+		}
+		if missing == "" {
 			return ""
 		}
-		before, _, _ := strings.Cut(block, missing)
-		if len(before) > most && strings.Contains(block, missing) {
-			lacks, most = missing, len(before)
+		if n > most {
+			lacks, most = missing, n
 		}
 	}
 	return lacks
-}
-
-// A line that compiles nowhere is found, and so are lines of two files and lines in disorder.
-func TestGoThatDoesNotCompileIsFound(t *testing.T) {
-	t.Parallel()
-	compiled := map[string][]string{
-		"a.go": {"a := 1", "b := 2", "use(a, b)"}, "b.go": {"c := 3", "use(c)"},
-	}
-	for block, lacks := range map[string]string{
-		"a := 1 // one\nuse(a, b)\n":         "",
-		"\n\tb := 2\n\tuse(a,  b)\n":         "",
-		"a := 1\nb = 2\n":                    "b = 2",
-		"a := 1\nuse(c)\n":                   "use(c)",
-		"b := 2\na := 1\n":                   "a := 1",
-		"client.Frobnicate(ctx)\na := 1\n":   "client.Frobnicate(ctx)",
-		"a := 1\nuse(a, b)\nuse(a, b)\n":     "use(a, b)",
-		"// only a remark of the page\n":     "",
-		"use(c) // as b.go has\n// and on\n": "",
-	} {
-		require.Equal(t, lacks, notCompiled(block, compiled), block)
-	}
-}
-
-var planRow = regexp.MustCompile(`(?m)^\S+ +(\S+) +x-dead-letter-exchange=`)
-
-// The plan of a strategy on a page is the plan that the strategy makes for these delays.
-func TestPlansOfPagesAreThoseOfTheStrategy(t *testing.T) {
-	t.Parallel()
-	shown := 0
-	for _, p := range pagesOf(t) {
-		for _, b := range p.blocks {
-			var delays backoff.List
-			for _, row := range planRow.FindAllStringSubmatch(b.text, -1) {
-				delay, err := time.ParseDuration(row[1])
-				require.NoError(t, err, "%s:%d", p.path, b.line)
-				delays = append(delays, delay)
-			}
-			if b.language() == "console" || len(delays) == 0 {
-				continue // TestToolCommandsOfPages compares it with the output
-			}
-			shown++
-			plan, err := topology.PerQueue{}.Plan("orders", delays)
-			require.NoError(t, err)
-			head, table, _ := strings.Cut(plan.String(), "\n")
-			got := strings.TrimPrefix(strings.TrimPrefix(b.text, head), "\n")
-			// Editors cut spaces at the end of a line, and so do pages.
-			require.Equal(t, regexp.MustCompile(` +\n`).ReplaceAllString(table, "\n"),
-				regexp.MustCompile(` +\n`).ReplaceAllString(got, "\n"), "%s:%d", p.path, b.line)
-		}
-	}
-	require.Positive(t, shown)
 }
 
 // shownPolicies are the policies whose delays pages show, a line each, as the pages have them.
@@ -221,73 +163,48 @@ func TestPagesShowTheDelaysOfPolicies(t *testing.T) {
 // parts counts queues, exchanges and bindings of plans.
 type parts struct{ queues, exchanges, bindings int }
 
-// sizing is a row of docs/sizing.md: the parts for n queues with m delays.
-type sizing struct {
-	strategy topology.Strategy
-	row      string
-	count    func(n, m int) parts
-}
-
-// The formulas of docs/sizing.md give the numbers of the plans.
+// The formulas of docs/sizing.md give the numbers of the plans, for N queues with M delays.
 func TestSizingCountsThePlans(t *testing.T) {
 	t.Parallel()
-	page := read(t, "docs/sizing.md")
 	via := []string{"events", "invoices", "logs"}
-	e := len(via)
-	rows := []sizing{
-		{
-			topology.PerQueue{},
-			"`PerQueue` | N × (M + 1) | 0 | 0",
-			func(n, m int) parts { return parts{n * (m + 1), 0, 0} },
-		},
-		{
-			topology.PerAttempt{},
-			"`PerAttempt`, M queues of attempts | N × (M + 1) | N | N × M",
-			func(n, m int) parts { return parts{n * (m + 1), n, n * m} },
-		},
-		{
-			topology.Shared{},
-			"`Shared` | M + 1 + N | M + 2 | M + 1 + N",
-			func(n, m int) parts { return parts{m + 1 + n, m + 2, m + 1 + n} },
-		},
-		{
-			topology.DelayedExchange{},
-			"`DelayedExchange` | 1 + N | 3 | 2 + N",
-			func(n, _ int) parts { return parts{1 + n, 3, 2 + n} },
-		},
-		{
-			topology.Shared{Via: via},
-			"`Shared` with `Via` of E exchanges | M + 1 + N | M + 2 + N × E | M + 1 + N × (1 + 2 × E)",
-			func(n, m int) parts { return parts{m + 1 + n, m + 2 + n*e, m + 1 + n*(1+2*e)} },
-		},
-		{
-			topology.PerQueue{Via: via},
-			"`PerQueue` with `Via` of E exchanges | N × (M + 1) + 1 | N × (M + E) + 2 | " +
-				"N × (M + 1 + 2 × E) + 1",
-			func(n, m int) parts { return parts{n*(m+1) + 1, n*(m+e) + 2, n*(m+1+2*e) + 1} },
+	strategies := map[string][]topology.Strategy{
+		"`PerQueue`":                           {topology.PerQueue{}},
+		"`PerAttempt`, M queues of attempts":   {topology.PerAttempt{}},
+		"`Shared`":                             {topology.Shared{}},
+		"`DelayedExchange`":                    {topology.DelayedExchange{}},
+		"`Shared` with `Via` of E exchanges":   {topology.Shared{Via: via}},
+		"`PerQueue` with `Via` of E exchanges": {topology.PerQueue{Via: via}},
+		"`Levels`, L levels": {
+			topology.Levels{}, topology.Levels{Max: 24 * time.Hour}, topology.Levels{Max: time.Hour},
+			topology.Levels{Max: time.Minute},
 		},
 	}
-	for longest, l := range map[time.Duration]int{
-		0: 32, 24 * time.Hour: 20, time.Hour: 16, time.Minute: 10,
-	} {
-		rows = append(rows, sizing{
-			topology.Levels{Max: longest},
-			"`Levels`, L levels | L + 1 + N | L + 2 | 3 × L - 1 + N",
-			func(n, _ int) parts { return parts{l + 1 + n, l + 2, 3*l - 1 + n} },
-		})
-	}
-	for _, r := range rows {
-		require.Contains(t, page, "| "+r.row+" |\n")
-		for _, delays := range []backoff.List{
-			{2 * time.Second, 5 * time.Second, 15 * time.Second},
-			{5 * time.Second, 30 * time.Second, 2 * time.Minute, 10 * time.Minute, time.Hour},
-		} {
-			for _, n := range []int{1, 10} {
-				require.Equal(t, r.count(n, len(delays)), planned(t, r.strategy, n, delays),
-					"%T, %d queues, %d delays", r.strategy, n, len(delays))
+	levels := map[time.Duration]int{0: 32, 24 * time.Hour: 20, time.Hour: 16, time.Minute: 10}
+	for line := range strings.Lines(read(t, "docs/sizing.md")) {
+		cells := strings.Split(strings.Trim(line, "| \n"), " | ")
+		for _, strategy := range strategies[cells[0]] {
+			l, _ := strategy.(topology.Levels)
+			for _, delays := range []backoff.List{
+				{2 * time.Second, 5 * time.Second, 15 * time.Second},
+				{5 * time.Second, 30 * time.Second, 2 * time.Minute, 10 * time.Minute, time.Hour},
+			} {
+				for _, n := range []int{1, 10} {
+					value := func(formula string) int {
+						sum, err := types.Eval(token.NewFileSet(), nil, token.NoPos, strings.NewReplacer("×", "*",
+							"N", fmt.Sprint(n), "M", fmt.Sprint(len(delays)), "E", fmt.Sprint(len(via)),
+							"L", fmt.Sprint(levels[l.Max])).Replace(formula))
+						require.NoError(t, err, line)
+						number, _ := constant.Int64Val(sum.Value)
+						return int(number)
+					}
+					require.Equal(t, parts{value(cells[1]), value(cells[2]), value(cells[3])},
+						planned(t, strategy, n, delays), "%s%d queues, %d delays", line, n, len(delays))
+				}
 			}
 		}
+		delete(strategies, cells[0])
 	}
+	require.Empty(t, strategies, "not on the page")
 }
 
 // planned counts the parts of the plans of n queues, each once.

@@ -90,39 +90,53 @@ func TestInnerModulesStayOutside(t *testing.T) {
 // withoutOutput need a broker: their Example is compiled and not run.
 var withoutOutput = []string{"topology.Received", "amqpv3.Open", "topologytest.Run"}
 
-// Every constructor, and every error that a caller must tell apart, is in the code of an Example
-// that runs.
-func TestConstructorsAndErrorsHaveExamples(t *testing.T) {
+// Every exported name is in the code of an Example of any package. A constructor, and an error that
+// a caller must tell apart, is in one of its own package that runs.
+func TestExportedNamesHaveExamples(t *testing.T) {
 	t.Parallel()
+	shown, run := map[string]bool{}, map[string]bool{}
+	files, code := token.NewFileSet(), map[string][]*ast.File{}
 	for _, pkg := range packages(t) {
-		name := filepath.Base(pkg)
-		files := token.NewFileSet()
-		var code []*ast.File
-		shown := map[string]bool{}
+		var tests []*ast.File
 		for _, file := range parse(t, files, pkg) {
-			if !strings.HasSuffix(files.Position(file.Package).Filename, "_test.go") {
-				code = append(code, file)
-				continue
-			}
-			for _, example := range doc.Examples(file) {
-				if example.Output == "" && !example.EmptyOutput {
-					continue
-				}
-				ast.Inspect(example.Code, func(n ast.Node) bool {
-					if selector, ok := n.(*ast.SelectorExpr); ok {
-						if of, ok := selector.X.(*ast.Ident); ok && of.Name == name {
-							shown[name+"."+selector.Sel.Name] = true
-						}
-					}
-					return true
-				})
+			if strings.HasSuffix(files.Position(file.Package).Filename, "_test.go") {
+				tests = append(tests, file)
+			} else {
+				code[pkg] = append(code[pkg], file)
 			}
 		}
-		api, err := doc.NewFromFiles(files, code, pkg)
+		for _, example := range doc.Examples(tests...) {
+			runs := example.Output != "" || example.EmptyOutput
+			ast.Inspect(example.Code, func(n ast.Node) bool {
+				if selector, ok := n.(*ast.SelectorExpr); ok {
+					if of, ok := selector.X.(*ast.Ident); ok {
+						name := of.Name + "." + selector.Sel.Name
+						shown[name] = true
+						run[name] = run[name] || runs && of.Name == filepath.Base(pkg)
+					}
+				}
+				return true
+			})
+		}
+	}
+	for pkg, parsed := range code {
+		in := filepath.Base(pkg)
+		for _, file := range parsed {
+			for name, object := range file.Scope.Objects {
+				if ast.IsExported(name) && object.Kind != ast.Bad {
+					of := in
+					if pkg == "topology/wait" { // programs use its types by their names in topology
+						of = "topology"
+					}
+					assert.True(t, shown[of+"."+name], "%s.%s is in no Example", pkg, name)
+				}
+			}
+		}
+		api, err := doc.NewFromFiles(files, parsed, pkg)
 		require.NoError(t, err)
-		for _, must := range toShow(api) {
-			if must = name + "." + must; !slices.Contains(withoutOutput, must) {
-				assert.True(t, shown[must], "%s is in no Example with an output", must)
+		for _, name := range toShow(api) {
+			if name = in + "." + name; !slices.Contains(withoutOutput, name) {
+				assert.True(t, run[name], "%s is in no Example with an output", name)
 			}
 		}
 	}
@@ -191,44 +205,4 @@ func asksBroker(f *doc.Func) bool {
 		selector, ok := pointer.X.(*ast.SelectorExpr)
 		return ok && selector.Sel.Name == "Client"
 	})
-}
-
-// Every exported name is shown in an Example of any package.
-func TestEveryExportedNameIsShown(t *testing.T) {
-	t.Parallel()
-	all, shown := packages(t), map[string]bool{}
-	files, code := token.NewFileSet(), map[string][]*ast.File{}
-	for _, pkg := range all {
-		var tests []*ast.File
-		for _, file := range parse(t, files, pkg) {
-			if strings.HasSuffix(files.Position(file.Package).Filename, "_test.go") {
-				tests = append(tests, file)
-			} else {
-				code[pkg] = append(code[pkg], file)
-			}
-		}
-		for _, example := range doc.Examples(tests...) {
-			ast.Inspect(example.Code, func(n ast.Node) bool {
-				if selector, ok := n.(*ast.SelectorExpr); ok {
-					if of, ok := selector.X.(*ast.Ident); ok {
-						shown[of.Name+"."+selector.Sel.Name] = true
-					}
-				}
-				return true
-			})
-		}
-	}
-	for pkg, files := range code {
-		for _, file := range files {
-			for name, object := range file.Scope.Objects {
-				if ast.IsExported(name) && object.Kind != ast.Bad {
-					in := filepath.Base(pkg)
-					if pkg == "topology/wait" { // programs use its types by their names in topology
-						in = "topology"
-					}
-					assert.True(t, shown[in+"."+name], "%s.%s is in no Example", pkg, name)
-				}
-			}
-		}
-	}
 }
