@@ -79,7 +79,7 @@ world: ## build a virtual host with twelve services and all kinds of trouble, un
 	@MILLPOND_BROKER='$(BROKER)' MILLPOND_NO_BROKER= MILLPOND_REQUIRE_BROKER=1 MILLPOND_WORLD=1 \
 		$(GO) test -count 1 -timeout 0 -run 'TestWorld$$' -v ./cmd/millpond
 
-test-install: ## build every module by its version from a module proxy that is made of this checkout
+test-install: ## build every module by its version, from a repository that is made of this checkout
 	@MILLPOND_REQUIRE_INSTALL=1 $(GOTEST) $(TESTARGS) ./internal/tools/release
 
 unit: ## run the tests that need no broker, and count the others
