@@ -372,7 +372,8 @@ func TestBlackholedPublisherHoldsTheMessage(t *testing.T) {
 	t.Parallel()
 	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
 		proxy := testbroker.NewProxy(t, broker.URL())
-		proxy.Tap(func(testbroker.Seen) testbroker.Fault { return testbroker.Fault{} }) // counts publishes
+		// It counts publishes.
+		proxy.Tap(func(testbroker.Seen) testbroker.Fault { return testbroker.Fault{} })
 		attempts := make(chan int, 100)
 		r := rig.Start(t, rig.Config{
 			URL: broker.URL(), PublisherURL: proxy.URL(), Configure: rig.QuorumQueue,

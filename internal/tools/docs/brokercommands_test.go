@@ -40,7 +40,7 @@ func TestBrokerCommandsOfPages(t *testing.T) {
 		assert.NoError(t, brokerCommand(t, node, c), c)
 	}
 	require.Greater(t, ran, 2)
-	require.Error(t, brokerCommand(t, node, command{text: "rabbitmqctl set_permission -p shop a b c d"}))
+	require.Error(t, brokerCommand(t, node, command{text: "rabbitmqctl set_permission -p shop a b c"}))
 }
 
 const reconciliation = "quorum_queue.continuous_membership_reconciliation"

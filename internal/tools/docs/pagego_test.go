@@ -88,8 +88,8 @@ func TestDocumentsShowGoThatCompiles(t *testing.T) {
 	require.Equal(t, "a := 1", notCompiled("b := 2\na := 1\n", compiled), "in disorder")
 }
 
-// notCompiled returns the line that the file with most of a block lacks, or "". Between the lines of
-// a block the file may have more, because a page leaves out the lines that every program has.
+// notCompiled returns the line that the file with most of a block lacks, or "". Between the lines
+// of a block the file may have more, because a page leaves out the lines that every program has.
 func notCompiled(block string, compiled map[string][]string) string {
 	lacks, most := "a line", -1
 	for _, file := range compiled {
@@ -175,7 +175,9 @@ func TestSizingCountsThePlans(t *testing.T) {
 		"`Shared` with `Via` of E exchanges":   {topology.Shared{Via: via}},
 		"`PerQueue` with `Via` of E exchanges": {topology.PerQueue{Via: via}},
 		"`Levels`, L levels": {
-			topology.Levels{}, topology.Levels{Max: 24 * time.Hour}, topology.Levels{Max: time.Hour},
+			topology.Levels{},
+			topology.Levels{Max: 24 * time.Hour},
+			topology.Levels{Max: time.Hour},
 			topology.Levels{Max: time.Minute},
 		},
 	}

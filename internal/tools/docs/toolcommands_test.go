@@ -63,7 +63,8 @@ func TestToolCommandsOfPages(t *testing.T) {
 		d.furnish(c)
 		return d.work(c)
 	}
-	require.ErrorContains(t, work(t, command{text: "millpond dead list orders --limt 1"}), "exit code 2")
+	wrong := command{text: "millpond dead list orders --limt 1"}
+	require.ErrorContains(t, work(t, wrong), "exit code 2")
 	require.ErrorContains(t, work(t, command{
 		text: "millpond plan orders --policy 1s", output: "another plan\n",
 	}), "prints")

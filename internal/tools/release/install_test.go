@@ -1,4 +1,4 @@
-// Package release_test has the tests that the modules of this repository install as after a release.
+// Package release_test tests that the modules of this repository install as after a release.
 package release_test
 
 import (
@@ -42,7 +42,8 @@ func newShop(t *testing.T, published bool) shop {
 		"GOMODCACHE="+filepath.Join(gopath, "mod"), "GOBIN="+s.bin,
 		"GOPROXY=file://"+known[0]+"/cache/download,"+known[1])
 	if published {
-		said, err := exec.Command("sh", "tag.sh", filepath.Join(t.TempDir(), "millpond"), version).Output()
+		repository := filepath.Join(t.TempDir(), "millpond")
+		said, err := exec.Command("sh", "tag.sh", repository, version).Output()
 		require.NoError(t, err)
 		env = append(env, strings.Fields(string(said))...)
 	}
