@@ -23,7 +23,7 @@ const ctlLimit = time.Minute
 
 // Ctl runs rabbitmqctl against this node and returns its output, as in node.Ctl(t, "list_queues",
 // "name", "messages"). It fails the test if the command fails. Each call takes half a second of
-// processor time, because it starts an Erlang. Only eval takes none: see [Node.RunCtl].
+// processor time, because it starts an Erlang. Only two commands take none: see [Node.RunCtl].
 func (n *Node) Ctl(tb testing.TB, args ...string) string {
 	tb.Helper()
 	out, err := n.RunCtl(tb.Context(), args...)
@@ -31,14 +31,19 @@ func (n *Node) Ctl(tb testing.TB, args ...string) string {
 	return out
 }
 
-// RunCtl runs rabbitmqctl for a program. It takes a minute at most. An eval asks the node itself,
-// without rabbitmqctl.
+// RunCtl runs rabbitmqctl for a program. It takes a minute at most. An eval, and the watermark that
+// raises a memory alarm, ask the node itself, without rabbitmqctl.
 func (n *Node) RunCtl(ctx context.Context, args ...string) (string, error) {
 	if len(args) == 0 || !vhostsAndUsers.MatchString(args[0]) {
 		n.changed.Store(true)
 	}
-	if len(args) == 2 && args[0] == "eval" {
-		return n.eval(ctx, args[1])
+	if len(args) == 2 {
+		switch args[0] {
+		case "eval":
+			return n.eval(ctx, args[1])
+		case "set_vm_memory_high_watermark":
+			return n.eval(ctx, "vm_memory_monitor:"+args[0]+"("+args[1]+").")
+		}
 	}
 	return n.runTool(ctx, "rabbitmqctl", args...)
 }
