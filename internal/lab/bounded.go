@@ -4,8 +4,9 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"os"
+	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 )
@@ -19,37 +20,23 @@ var allowed = map[string]struct{ abs, rel float64 }{
 	"messages": {500, 0.5}, // in all queues
 	// MiB. The log of quorum queues stays in memory until it is rolled over after minutes: a saw.
 	"broker": {160, 0.25},
-	"late":   {250, 1}, // ms, 99 of 100 messages that have waited
 }
 
-// minSamples is the number of samples for a verdict. The first one is not counted, because caches
-// and pools fill then.
-const minSamples = 6
+const (
+	// minSamples is the number of samples for a verdict. The first one is not counted, because caches
+	// and pools fill then.
+	minSamples = 6
+	// enoughToGrow is the length of a run in which growth would show. A shorter one measures alone.
+	enoughToGrow = 2 * time.Minute
+	mib          = 1 << 20
+)
 
-// enoughToGrow is the length of a run in which growth would show. A shorter one measures alone.
-const enoughToGrow = 2 * time.Minute
-
-// nothingGrows: memory, goroutines, connections, messages and lateness stay as they are.
+// nothingGrows: memory, goroutines, connections and messages stay as they are.
 func nothingGrows(h *history, r *report) {
 	figures := map[string][]float64{}
-	var late []float64
-	due := map[id]time.Time{}
 	for _, e := range h.events {
-		switch {
-		case e.Kind == begun && !due[e.id].IsZero():
-			late = append(late, float64(e.At.Sub(due[e.id]))/float64(time.Millisecond))
-			delete(due, e.id)
-		case e.Kind == ended && e.Outcome == failed:
-			due[e.id] = e.At.Add(h.Delays[e.Attempt-1])
-		case e.Kind == sampled:
-			for name, value := range e.Figures {
-				figures[name] = append(figures[name], value)
-			}
-			if e.Who == "" && len(late) > 0 { // once for each sample of the broker
-				slices.Sort(late)
-				figures["late"] = append(figures["late"], late[(len(late)-1)*99/100])
-				late = late[:0]
-			}
+		for name, value := range e.Figures {
+			figures[name] = append(figures[name], value)
 		}
 	}
 	var grown []string
@@ -83,16 +70,19 @@ func growth(values []float64, abs, rel float64) (rise, most float64) {
 	return rise, abs + rel*slices.Sorted(slices.Values(values))[len(values)/2]
 }
 
-// sample logs figures of the broker.
-func (r *run) sample(ctx context.Context) {
-	for rest(ctx, r.Samples) {
-		figures, err := r.figures(ctx)
-		if err == nil {
-			err = r.log.append(event{Kind: sampled, Figures: figures})
-		}
-		if err != nil && ctx.Err() == nil {
-			r.say("sample: %v", err)
-		}
+// sample logs figures of an instance until it ends.
+func (in instance) sample() {
+	for range time.Tick(in.Samples) {
+		runtime.GC()
+		var mem runtime.MemStats
+		runtime.ReadMemStats(&mem)
+		statm, _ := os.ReadFile("/proc/self/statm") // without it there are too few samples
+		var size, pages float64
+		_, _ = fmt.Sscan(string(statm), &size, &pages)
+		in.append(event{Kind: sampled, Who: in.Name, Figures: map[string]float64{
+			"heap": float64(mem.HeapAlloc) / mib, "goroutines": float64(runtime.NumGoroutine()),
+			"rss": pages * float64(os.Getpagesize()) / mib,
+		}})
 	}
 }
 
@@ -102,22 +92,22 @@ const counting = `
 	lists:flatten(io_lib:format("~b ~b ~b ~b ~b", [length(rabbit_networking:connections()),
 		length(rabbit_channel:list()), length(Depths), lists:sum(Depths), erlang:memory(total)])).`
 
-func (r *run) figures(ctx context.Context) (map[string]float64, error) {
-	out, err := r.nemesis.tell(ctx, 0, counting)
-	if err != nil {
-		return nil, err
-	}
-	figures := map[string]float64{}
-	fields := strings.Fields(strings.Trim(strings.TrimSpace(out), `"`))
-	names := []string{"connections", "channels", "queues", "messages", "broker"}
-	if len(fields) != len(names) {
-		return nil, fmt.Errorf("the counts of the node are %q", out)
-	}
-	for i, name := range names {
-		if figures[name], err = strconv.ParseFloat(fields[i], 64); err != nil {
-			return nil, fmt.Errorf("the counts of the node are %q: %w", out, err)
+// sample logs figures of the broker.
+func (r *run) sample(ctx context.Context) {
+	for rest(ctx, r.Samples) {
+		out, err := r.nemesis.tell(ctx, 0, counting)
+		var connections, channels, queues, messages, memory float64
+		if err == nil {
+			_, err = fmt.Sscan(strings.Trim(strings.TrimSpace(out), `"`), &connections, &channels, &queues,
+				&messages, &memory)
 		}
+		if err != nil {
+			r.say("sample: %v", err)
+			continue
+		}
+		r.note(event{Kind: sampled, Figures: map[string]float64{
+			"connections": connections, "channels": channels, "queues": queues, "messages": messages,
+			"broker": memory / mib,
+		}})
 	}
-	figures["broker"] /= mib
-	return figures, nil
 }

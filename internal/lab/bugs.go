@@ -4,9 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -160,89 +158,74 @@ var ackEarly = []planting{{
 const mostSeeds = 3
 
 // findBugs does runs with the bugs of a scenario, or with the named one, each with another seed,
-// until the judge finds it. An error names those that it has not found.
+// until the judge finds it. The report has those that it has not found.
 func findBugs(
-	ctx context.Context, name, scenario string, s settings, args []string, out io.Writer,
-) error {
-	i := slices.IndexFunc(args, func(arg string) bool { return strings.HasPrefix(arg, "-bug") })
-	j := i + 1
-	if args[i] == "-bug" {
-		j++ // its value
-	}
-	args = slices.Delete(slices.Clone(args), i, j)
-	var blind []error
+	ctx context.Context, name, scenario string, s settings, args []string,
+) (*report, error) {
+	rep := &report{}
 	for _, b := range bugs {
-		if b.scenario != scenario || name != allBugs && name != b.name {
+		if b.scenario != scenario || name != "all" && name != b.name {
 			continue
 		}
-		if err := b.find(ctx, s, args, out); err != nil {
-			blind = append(blind, fmt.Errorf("bug %s: %w", b.name, err))
+		found, err := b.find(ctx, s, args)
+		if err != nil {
+			return nil, fmt.Errorf("bug %s: %w", b.name, err)
+		}
+		if rep.row(b.name, "%s", found); found == "" {
+			rep.problem("bug is not found", b.name)
 		}
 	}
-	return errors.Join(blind...)
-}
-
-const allBugs = "all"
-
-func bugNames() (names []string) {
-	for _, b := range bugs {
-		names = append(names, b.name)
+	if len(rep.rows) == 0 {
+		return nil, fmt.Errorf("%s has no bug %q", scenario, name)
 	}
-	return append(names, allBugs)
+	return rep, nil
 }
 
-func (b bug) find(ctx context.Context, s settings, args []string, out io.Writer) error {
+func (b bug) find(ctx context.Context, s settings, args []string) (found string, err error) {
 	dir, err := os.MkdirTemp("", "millpond-lab-bug-")
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	program, err := b.plant(ctx, dir)
 	if err != nil {
-		return err
+		return "", err
 	}
 	for seed := s.Seed; seed < s.Seed+mostSeeds; seed++ {
-		cmd := exec.CommandContext(ctx, program,
-			slices.Concat(args, b.args, []string{"-once", "-seed", fmt.Sprint(seed)})...)
+		cmd := exec.CommandContext(ctx, program, // the last flag of a name counts
+			slices.Concat(args, b.args, []string{"-bug", "", "-once", "-seed", fmt.Sprint(seed)})...)
 		cmd.Env = append(os.Environ(), "TMPDIR="+dir)
 		text, _ := cmd.CombinedOutput() // a run with a problem fails
 		if s.Verbose {
-			_, _ = out.Write(text)
+			_, _ = s.Out.Write(text)
 		}
 		if cmd.ProcessState.ExitCode() == 2 {
-			return fmt.Errorf("the run could not be done: %s", text)
+			return "", fmt.Errorf("the run could not be done: %s", text)
 		}
 		_, problems, _ := strings.Cut(string(text), failedMark)
 		if problem, _, ok := strings.Cut(problems, "\n\n"); ok && strings.Contains(failedMark+problem,
 			b.found) {
-			fmt.Fprintf(out, "%-18s found with seed %d: %.160q\n", b.name, seed, problem)
-			return nil
+			return fmt.Sprintf("found with seed %d: %.160q", seed, problem), nil
 		}
 	}
-	return fmt.Errorf("not found in %d runs", mostSeeds)
+	return "", nil
 }
 
-// plant builds this program with the bug, and returns its file.
+// plant builds this program with the bug, and returns its file. The working folder is the root of
+// the checkout.
 func (b bug) plant(ctx context.Context, dir string) (string, error) {
-	found, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}",
-		"github.com/millpond-go/millpond").Output()
-	if err != nil {
-		return "", fmt.Errorf("find the checkout: %w", err)
-	}
-	root := strings.TrimSpace(string(found))
 	replaced := map[string]string{}
 	for i, p := range b.plantings {
-		file := filepath.Join(root, filepath.FromSlash(p.file))
-		source, err := os.ReadFile(cmp.Or(replaced[file], file))
+		source, err := os.ReadFile(cmp.Or(replaced[p.file], p.file))
 		if err != nil {
 			return "", err
 		}
 		if count := strings.Count(string(source), p.old); count != 1 {
 			return "", fmt.Errorf("%s has %d times the passage %q: want it once", p.file, count, p.old)
 		}
-		replaced[file] = filepath.Join(dir, fmt.Sprint(i, ".go"))
+		replaced[p.file] = filepath.Join(dir, fmt.Sprint(i, ".go"))
 		text := strings.Replace(string(source), p.old, p.new, 1)
-		if err := os.WriteFile(replaced[file], []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(replaced[p.file], []byte(text), 0o600); err != nil {
 			return "", err
 		}
 	}
@@ -255,7 +238,6 @@ func (b bug) plant(ctx context.Context, dir string) (string, error) {
 		return "", err
 	}
 	cmd := exec.CommandContext(ctx, "go", "build", "-overlay", list, "-o", program, "./internal/lab")
-	cmd.Dir = root
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build with the bug: %w\n%s", err, out)
 	}

@@ -22,40 +22,41 @@ const (
 	followsAgain = "follows from an attempt made again"
 )
 
-// count has the numbers of extra runs or dead letters that the faults explain, or do not explain.
-type count struct{ explained, unexplained int }
-
 // faultsExplainCopies: without a fault every attempt runs once. Each extra run or dead letter has
 // an event of its own that explains it.
 func faultsExplainCopies(h *history, r *report) {
-	total := &copyCounts{again: map[string]count{}}
-	evidence := newEvidence(h)
+	c := &copies{h: h, evidence: newEvidence(h), explained: map[string]int{}, not: map[string]int{}}
 	handledAgain, deadAgain := 0, 0
 	for _, m := range h.messages() {
+		c.m = m
 		byNumber := map[int][]attempt{}
 		for _, a := range h.runs[m] {
 			byNumber[a.Attempt] = append(byNumber[a.Attempt], a)
 		}
-		(&copies{total, evidence, h, m, byNumber, h.letters[m]}).count()
+		for _, number := range slices.Sorted(maps.Keys(byNumber)) {
+			c.attempt(number, byNumber[number], byNumber[number-1])
+		}
+		// The dead letters of the crash guard come from no failure of a handler.
+		var letters []attempt
+		for _, l := range h.letters[m] {
+			if l.Text != "crash_loop" {
+				letters = append(letters, attempt{event: l})
+			}
+		}
+		if len(letters) > 0 {
+			c.attempt(deadLetter, letters, slices.DeleteFunc(slices.Clone(h.runs[m]),
+				func(a attempt) bool { return a.outcome != gaveUp }))
+		}
 		handledAgain += max(0, h.handled(m)-1)
 		deadAgain += max(0, len(h.letters[m])-1)
 	}
 	r.row("made again", "%d messages handled again, %d dead-lettered again", handledAgain, deadAgain)
-	for _, why := range slices.Sorted(maps.Keys(total.again)) {
-		c := total.again[why]
-		r.row("", "%s: %d explained, %d unexplained", why, c.explained, c.unexplained)
+	for _, why := range slices.Sorted(maps.Keys(c.explained)) {
+		r.row("", "%s: %d explained, %d unexplained", why, c.explained[why], c.not[why])
 	}
-	r.suspects = append(r.suspects, total.suspects...)
+	r.suspects = append(r.suspects, c.suspects...)
 	r.problem("times a message was handled or dead-lettered more often than its faults explain",
-		total.unexplained...)
-}
-
-// copyCounts are the extra runs and dead letters by their reason. unexplained lists the ones that
-// no fault explains.
-type copyCounts struct {
-	again       map[string]count
-	unexplained []string
-	suspects    []id
+		c.unexplained...)
 }
 
 const (
@@ -96,14 +97,16 @@ func newEvidence(h *history) *evidence {
 	return e
 }
 
-// silencing are the other faults that keep bytes from a connection.
-var silencing = []faultKind{silenceNode, silenceInstance, freezeInstance, raiseAlarm, diskAlarm}
+// silencing are the faults that keep bytes from a connection.
+var silencing = slices.Concat(ofNodes, []faultKind{
+	silenceNode, silenceInstance, freezeInstance, raiseAlarm,
+})
 
 // silence returns the beginning of the first fault in force that keeps bytes from a connection.
 func (e *evidence) silence(at time.Time) (began time.Time, silent bool) {
 	for _, f := range e.faults {
-		if (slices.Contains(silencing, f.Fault) || slices.Contains(ofNodes, f.Fault)) &&
-			inForce(f, window{at, at}) && (!silent || f.Began.Before(began)) {
+		if slices.Contains(silencing, f.Fault) && inForce(f, window{at, at}) &&
+			(!silent || f.Began.Before(began)) {
 			began, silent = f.Began, true
 		}
 	}
@@ -112,27 +115,27 @@ func (e *evidence) silence(at time.Time) (began time.Time, silent bool) {
 
 func inForce(f event, w window) bool { return w.overlaps(f.Began, f.At.Add(settling)) }
 
-// lost counts the times in w at which one of the instances lost its process or thing.
-func (e *evidence) lost(who map[string]bool, thing string, w window) int {
+// lost counts the times in w at which one of the consumers, or any if there are none, lost its
+// process or thing. The ends of a process and of its connections are one loss.
+func (e *evidence) lost(consumers map[string]bool, thing string, w window) (times int) {
 	last := map[string]time.Time{}
-	times := 0
 	for _, l := range e.losses {
-		if !who[l.Who] || l.Text != thing && l.Text != lostProcess ||
+		if consumers != nil && !consumers[l.Who] || l.Text != thing && l.Text != lostProcess ||
 			!w.overlaps(l.Began, l.At) {
 			continue
 		}
-		if before, ok := last[l.Who]; !ok || l.At.Sub(before) > together {
+		name := instanceOf(l.Who)
+		if before, ok := last[name]; !ok || l.At.Sub(before) > together {
 			times++
 		}
-		last[l.Who] = l.At
+		last[name] = l.At
 	}
 	return times
 }
 
 // nodes counts the times in w at which a node's fault may have made the broker send a copy again:
 // at the beginning of the fault, at its end, and after every dead-letter timer in between.
-func (e *evidence) nodes(w window) int {
-	times := 0
+func (e *evidence) nodes(w window) (times int) {
 	for _, f := range e.faults {
 		if slices.Contains(ofNodes, f.Fault) && inForce(f, w) {
 			times += 2 + int(f.At.Sub(f.Began)/e.timer)
@@ -141,28 +144,24 @@ func (e *evidence) nodes(w window) int {
 	return times
 }
 
-// copies compares the runs and dead letters of a message with the events that explain them.
+// copies compares the runs and dead letters of one message after the other with the events that
+// explain them.
 type copies struct {
-	counts   *copyCounts
-	evidence *evidence
-	history  *history
-	m        id
-	runs     map[int][]attempt // by number, each by time
-	letters  []event
+	*evidence
+	h              *history
+	m              id
+	explained, not map[string]int // extra runs and dead letters by their reason
+	unexplained    []string
+	suspects       []id
 }
 
-// count counts the extra runs of every attempt, and the extra dead letters.
-func (c *copies) count() {
-	for _, number := range slices.Sorted(maps.Keys(c.runs)) {
-		c.attempt(number)
-	}
-	c.dead()
-}
+// deadLetter stands for the number of an attempt.
+const deadLetter = 0
 
 // attempt counts the extra runs of one attempt. Each run of the attempt before may publish one
 // copy, and each copy may be run once. A snoozed copy stands for the copy that it was made from.
-func (c *copies) attempt(number int) {
-	runs, before := c.runs[number], c.runs[number-1]
+// Dead letters are counted like runs, after the runs that gave up.
+func (c *copies) attempt(number int, runs, before []attempt) {
 	sources := max(len(before), 1)
 	plain, aside := nonces(runs, false), nonces(runs, true)
 	all := max(len(plain), min(len(plain)+len(aside), sources)) // copies that one run each is due to
@@ -175,22 +174,22 @@ func (c *copies) attempt(number int) {
 		for _, first := range plain {
 			last = latest(last, first)
 		}
-		if number > 1 {
-			last = last.Add(-c.history.delayBefore(number))
+		why := twoCopies
+		if number == deadLetter {
+			why = twoLetters
 		}
-		c.add(twoCopies, number, extra, c.evidence.lost(consumersOf(before), lostPublishing,
-			during(before, last)))
+		c.add(why, number, extra, c.lost(consumersOf(before), lostPublishing,
+			during(before, last.Add(-c.h.delayBefore(number)))))
 	}
-	if again := len(runs) - all; again > 0 {
+	if again := len(runs) - all; again > 0 && number != deadLetter {
 		w := window{runs[0].At, runs[0].At}
 		for _, run := range runs {
 			w.from = earliest(w.from, run.At.Add(-slack))
 			w.to = latest(w.to, run.At.Add(slack))
 		}
-		nodes := c.evidence.nodes(w)
-		explained := nodes + c.evidence.lost(consumersOf(runs), lostConsuming, w)
+		explained := c.nodes(w) + c.lost(consumersOf(runs), lostConsuming, w)
 		if len(aside) > 0 { // by any consumer, which may have published twice
-			explained += c.evidence.lost(c.evidence.consumers(), lostPublishing, w)
+			explained += c.lost(nil, lostPublishing, w)
 		}
 		sent := min(again, unflagged(runs))
 		c.add(sentTwice, number, sent, explained)
@@ -198,50 +197,18 @@ func (c *copies) attempt(number int) {
 	}
 }
 
-// dead counts the extra dead letters. It leaves out the dead letters of the crash guard, which come
-// from no failure of a handler.
-func (c *copies) dead() {
-	var last []attempt
-	for _, runs := range c.runs {
-		for _, run := range runs {
-			if run.outcome == gaveUp {
-				last = append(last, run)
-			}
-		}
-	}
-	letters := slices.DeleteFunc(slices.Clone(c.letters),
-		func(l event) bool { return l.Text == "crash_loop" })
-	sources := max(len(last), 1)
-	extra := max(0, len(letters)-sources)
-	c.add(followsAgain, 0, max(0, len(letters)-1-extra), max(0, len(letters)-1-extra))
-	if extra > 0 {
-		end := letters[0].At
-		for _, l := range letters {
-			end = latest(end, l.At)
-		}
-		c.add(twoLetters, 0, extra, c.evidence.lost(consumersOf(last), lostPublishing, during(last, end)))
-	}
-}
-
-// add counts extra runs of an attempt, or extra dead letters if number is 0. It counts at most
-// explained of them as explained.
+// add counts extra runs of an attempt. It counts at most explained of them as explained.
 func (c *copies) add(why string, number, times, explained int) {
 	if times <= 0 {
 		return
 	}
 	explained = min(times, explained)
-	count := c.counts.again[why]
-	count.explained += explained
-	count.unexplained += times - explained
-	c.counts.again[why] = count
+	c.explained[why] += explained
+	c.not[why] += times - explained
 	if times > explained {
-		what := "dead letter"
-		if number > 0 {
-			what = fmt.Sprint("attempt ", number)
-		}
-		c.counts.unexplained = append(c.counts.unexplained,
-			fmt.Sprintf("message %s: %s %s: %d times, %d explained", c.m, what, why, times, explained))
-		c.counts.suspects = append(c.counts.suspects, c.m)
+		c.unexplained = append(c.unexplained, fmt.Sprintf(
+			"message %s: attempt %d %s: %d times, %d explained", c.m, number, why, times, explained))
+		c.suspects = append(c.suspects, c.m)
 	}
 }
 
@@ -259,9 +226,8 @@ func nonces(runs []attempt, aside bool) map[string]time.Time {
 
 // unflagged counts runs of a copy that had been run before, without the broker's mark of a
 // redelivery.
-func unflagged(runs []attempt) int {
+func unflagged(runs []attempt) (times int) {
 	seen := map[string]bool{}
-	times := 0
 	for _, run := range runs {
 		if seen[run.Copy] && !run.Redelivered {
 			times++
@@ -280,29 +246,13 @@ func during(runs []attempt, end time.Time) window {
 	return w
 }
 
+// consumersOf returns the consumers of runs, and their instances.
 func consumersOf(runs []attempt) map[string]bool {
 	names := map[string]bool{}
 	for _, run := range runs {
-		names[run.Who] = true
+		names[run.Who], names[instanceOf(run.Who)] = true, true
 	}
 	return names
-}
-
-// consumers returns the consumers that have lost anything.
-func (e *evidence) consumers() map[string]bool {
-	names := map[string]bool{}
-	for _, l := range e.losses {
-		names[l.Who] = true
-	}
-	return names
-}
-
-// delayBefore returns the delay before an attempt.
-func (h *history) delayBefore(number int) time.Duration {
-	if number-2 < len(h.Delays) {
-		return h.Delays[number-2]
-	}
-	return 0
 }
 
 func latest(first time.Time, others ...time.Time) time.Time {

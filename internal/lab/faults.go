@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -12,21 +11,15 @@ import (
 type faultKind string
 
 const (
-	killNode     faultKind = "kill node"     // -9, and started again after a while
-	killMajority faultKind = "kill majority" // two nodes at once
+	killNode faultKind = "kill node" // -9, and started again after a while
 	// minority leaves two nodes gone or frozen for so long that the third stands alone.
 	minority   faultKind = "minority"
 	freezeNode faultKind = "freeze node"
 	// pauseNode freezes a node beyond net_ticktime: the others give it up, and it gives up them.
-	pauseNode      faultKind = "pause node"
-	restartNode    faultKind = "restart node" // stopped in good order
-	raiseAlarm     faultKind = "raise alarm"  // of memory
-	diskAlarm      faultKind = "disk alarm"
-	fillDLQ        faultKind = "fill dlq"     // to its limit; it is not drained meanwhile
-	deleteQueue    faultKind = "delete queue" // an empty wait queue
-	deleteExchange faultKind = "delete exchange"
-	deleteBinding  faultKind = "delete binding"
-	applyPolicy    faultKind = "apply policy" // to all queues, cleared after a while
+	pauseNode   faultKind = "pause node"
+	restartNode faultKind = "restart node" // stopped in good order
+	raiseAlarm  faultKind = "raise alarm"  // of memory
+	applyPolicy faultKind = "apply policy" // to all queues, cleared after a while
 
 	killInstance    faultKind = "kill instance" // -9
 	stopInstance    faultKind = "stop instance" // in good order
@@ -42,7 +35,7 @@ const (
 )
 
 // ofNodes are the faults that end or halt nodes.
-var ofNodes = []faultKind{killNode, killMajority, minority, freezeNode, pauseNode, restartNode}
+var ofNodes = []faultKind{killNode, minority, freezeNode, pauseNode, restartNode}
 
 // ofInstances are the faults with an instance as their target.
 var ofInstances = []faultKind{
@@ -53,11 +46,11 @@ var ofInstances = []faultKind{
 type fault struct {
 	At   time.Duration // since the faults began; later if the fault before takes longer
 	Kind faultKind
-	Pick int           // selects the node, instance, exchange or binding, modulo their number
+	Pick int           // selects the node or instance, modulo their number
 	Hold time.Duration // its length; 0 for some kinds
 	// Aim kills the leader of a source queue, freezes the nodes of a minority instead of killing
-	// them, delays confirms for the clients of the busiest node instead of all, makes a policy an
-	// operator policy, and strikes the instance that began a handling last.
+	// them, delays confirms for the clients of one node instead of all, makes a policy an operator
+	// policy, and strikes the instance that began a handling last.
 	Aim bool
 }
 
@@ -70,8 +63,9 @@ type lane struct {
 	aim              bool // each fault
 }
 
-// longHolds are the lengths of faults that last longer than the others of their lane.
-var longHolds = map[faultKind]struct{ least, most time.Duration }{
+// holds are the lengths of faults that do not last as long as the others of their lane.
+var holds = map[faultKind]struct{ least, most time.Duration }{
+	killInstance: {}, stopInstance: {}, cutInstance: {}, cutAll: {},
 	// Erlang gives a silent node up after 45 to 75 s (net_ticktime is 60), and the cluster is then
 	// partitioned, which needs an operator. So frozen nodes go on before that.
 	minority:      {30 * time.Second, 40 * time.Second},
@@ -80,36 +74,18 @@ var longHolds = map[faultKind]struct{ least, most time.Duration }{
 	pauseNode: {20 * time.Second, 35 * time.Second},
 }
 
-// hold returns the length of a fault from the one drawn between the bounds of its lane.
-func (l lane) hold(f fault) time.Duration {
-	switch f.Kind {
-	case deleteQueue, deleteExchange, deleteBinding, killInstance, stopInstance, cutInstance, cutAll:
-		return 0
-	}
-	long, ok := longHolds[f.Kind]
-	if !ok {
-		return f.Hold
-	}
-	if f.Kind == minority && !f.Aim {
-		long.most = time.Minute
-	}
-	drawn := float64(f.Hold-l.minHold) / float64(l.maxHold-l.minHold)
-	return long.least + time.Duration(drawn*float64(long.most-long.least))
-}
-
 // deal returns the faults of a lane for d.
 func (l lane) deal(rng *rand.Rand, d time.Duration) (faults []fault) {
 	var deck []faultKind
 	between := func(low, high time.Duration) time.Duration {
-		return low + time.Duration(rng.Int64N(int64(high-low)))
+		return low + time.Duration(rng.Int64N(int64(high-low)+1))
 	}
 	for at := between(l.minGap, l.maxGap); at < d && len(l.deck) > 0; at += between(
 		l.minGap, l.maxGap) {
 		if len(deck) == 0 {
-			for kind, times := range l.deck {
-				deck = append(deck, slices.Repeat([]faultKind{kind}, times)...)
+			for _, kind := range slices.Sorted(maps.Keys(l.deck)) { // a map has no order
+				deck = append(deck, slices.Repeat([]faultKind{kind}, l.deck[kind])...)
 			}
-			slices.Sort(deck) // a map has no order
 			rng.Shuffle(len(deck), func(i, j int) { deck[i], deck[j] = deck[j], deck[i] })
 		}
 		f := fault{
@@ -117,7 +93,9 @@ func (l lane) deal(rng *rand.Rand, d time.Duration) (faults []fault) {
 			Aim: rng.IntN(2) == 0 || l.aim,
 		}
 		deck = deck[1:]
-		f.Hold = l.hold(f)
+		if own, ok := holds[f.Kind]; ok {
+			f.Hold = between(own.least, own.most)
+		}
 		faults = append(faults, f)
 		at += f.Hold
 	}
@@ -139,5 +117,3 @@ func newSchedule(seed uint64, d time.Duration, lanes []lane, kinds []faultKind) 
 	}
 	return s
 }
-
-func (f fault) String() string { return fmt.Sprintf("%s at %s", f.Kind, f.At) }

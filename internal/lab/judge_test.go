@@ -78,8 +78,8 @@ func TestAFlawlessRunHasNoProblem(t *testing.T) {
 	t.Parallel()
 	r := judge(newHistory(tried, flawless()), chaos.rules)
 	require.NoError(t, r.err())
-	assert.Contains(t, r.String(), "500 confirmed")
-	assert.NotContains(t, r.String(), "unexplained", "no copies")
+	assert.Contains(t, r.rows[0], "500 confirmed")
+	assert.Empty(t, reasons(r), "no copies")
 }
 
 // Each difference from a flawless run breaks a rule.
@@ -117,20 +117,18 @@ func TestTheJudgeFindsEachDifference(t *testing.T) {
 		"1 dead letters that cannot be understood:\n    ?": with(
 			event{Kind: letter, id: dead, Text: "?", Failed: true, At: after(99)}),
 		"1 times ready messages stood still:\n    orders": with(event{Kind: stood, Text: "orders"}),
+		"1 instance ended by itself:\n    i1":             with(event{Kind: gone, Who: "i1", Own: true}),
 	} {
 		r := judge(newHistory(tried, change(flawless())), chaos.rules)
 		require.Error(t, r.err(), want)
 		assert.Contains(t, r.err().Error(), want)
 	}
 	h := newHistory(tried, flawless())
-	h.missing = []string{"crowd.0007"}
-	h.left = map[string][]id{"orders": {twice}}
-	assert.ErrorContains(t, judge(h, []rule{nothingIsLost}).err(),
-		"without their message:\n    crowd.0007")
-	assert.ErrorContains(t, judge(h, []rule{nothingIsLeft}).err(), "1 messages are left in orders")
+	h.left = map[id]string{twice: "orders"}
+	assert.ErrorContains(t, judge(h, []rule{nothingIsLeft}).err(), "1 messages are left:\n    message "+twice.String()+" in orders")
 
 	h = newHistory(tried, without(twice, func(e event) bool { return e.Kind != sent })(flawless()))
-	h.left = map[string][]id{"orders": {twice}}
+	h.left = map[id]string{twice: "orders"}
 	assert.NoError(t, judge(h, []rule{nothingIsLost}).err(), "what is left is not lost")
 }
 
@@ -140,21 +138,6 @@ func TestKillsExplainACrashLoop(t *testing.T) {
 	events := append(flawless(), event{Kind: over, Fault: killInstance, At: after(50)},
 		event{Kind: letter, id: one(0), Copy: "x", Text: "crash_loop", At: after(99)})
 	assert.NoError(t, judge(newHistory(tried, events), []rule{attemptsFollowThePolicy}).err())
-}
-
-func TestLatenessAndRecoveryAreMeasured(t *testing.T) {
-	t.Parallel()
-	events := flawless()
-	events = append(events, event{Kind: over, Fault: killNode, At: after(1), Began: after(0.5)})
-	m := one(1)
-	for i, e := range events {
-		if e.id == m && e.Attempt == 2 {
-			events[i].At = e.At.Add(time.Minute)
-		}
-	}
-	r := judge(newHistory(tried, events), []rule{attemptsFollowThePolicy})
-	assert.Contains(t, r.String(), fmt.Sprintf("1m0s more than its delay at the most (message %s", m))
-	assert.Contains(t, r.String(), "after kill node")
 }
 
 func loss(who, what string, at float64) event {
@@ -208,7 +191,7 @@ func TestFaultsExplainExtraRuns(t *testing.T) {
 		"nor a policy that an operator applies": {
 			two, []event{faulty(applyPolicy, 9, 25)}, twoCopies + " 0 1",
 		},
-		"nor a full disk": {two, []event{faulty(diskAlarm, 9, 25)}, twoCopies + " 0 1"},
+		"nor an alarm": {two, []event{faulty(raiseAlarm, 9, 25)}, twoCopies + " 0 1"},
 		"nor a loss of the consuming connection": {
 			two, []event{loss("i1/x", lostConsuming, 12)}, twoCopies + " 0 1",
 		},
@@ -367,14 +350,14 @@ func TestGrowth(t *testing.T) {
 	for n := range minSamples + 2 {
 		events = append(events, event{Kind: sampled, Figures: map[string]float64{
 			"heap": 10 * float64(n), "rss": 10, "goroutines": 10, "connections": 1, "channels": 1,
-			"queues": 1, "messages": 1, "broker": 1,
+			"queues": 1, "messages": 1,
 		}})
 	}
 	s := tried
 	s.Length = enoughToGrow
 	r := judge(newHistory(s, events), []rule{nothingGrows})
-	assert.ErrorContains(t, r.err(), "2 figures grow:\n    heap rises by 60.0, allowed are 18.0\n"+
-		"    late: 0 samples are too few")
+	assert.ErrorContains(t, r.err(), "2 figures grow:\n    broker: 0 samples are too few, want 6\n"+
+		"    heap rises by 60.0, allowed are 18.0")
 }
 
 // Given an outage with a second prober, an attempt that is spent and too many calls at the end,
@@ -392,25 +375,20 @@ func TestCallsBeyondTheBudget(t *testing.T) {
 		[]event{{Kind: over, Fault: putOut, Began: after(10), At: after(40)}})
 	r := judge(newHistory(s, well), []rule{callsStayWithinTheBudget})
 	require.NoError(t, r.err())
-	figures := map[string]string{}
-	for _, row := range r.rows {
-		words := strings.Fields(strings.Split(row, "   at most")[0])
-		figures[strings.Join(words[:len(words)-1], " ")] = words[len(words)-1]
-	}
-	assert.Equal(t, "0.07143", figures["calls a second while out"])
-	assert.Equal(t, "1", figures["seconds from back to the first success"])
-	assert.Equal(t, "2.01", figures["seconds from back until all were handled"])
-	assert.Equal(t, "1", figures["messages with an attempt spent in the first 2 s"])
+	assert.Contains(t, strings.Join(r.rows, "\n"), fmt.Sprintf("%-50s %8.4g   at most 2",
+		"calls a second while out", 2./28))
 
 	for want, more := range map[string][]event{
 		"changes of the prober while out: 2": call("i2/x", 4, 1, 25, failed),
-		"attempt spent later while out: 1": slices.Concat(call("i1/x", 5, 1, 31, failed),
+		"attempt spent while out: 1": slices.Concat(call("i1/x", 5, 1, 31, failed),
 			call("i1/x", 5, 2, 43, handled)),
 		"worst second after it was back: 301": slices.Repeat(call("i1/x", 7, 1, 44, handled), 301),
 		"worst second while out: 3": slices.Concat(call("i1/x", 6, 1, 32, failed),
 			call("i1/x", 6, 1, 32.2, failed), call("i1/x", 6, 1, 32.4, failed)),
 	} {
-		r := judge(newHistory(s, slices.Concat(well, more)), []rule{callsStayWithinTheBudget})
+		events := slices.Concat(well, more)
+		slices.SortStableFunc(events, func(a, b event) int { return a.At.Compare(b.At) })
+		r := judge(newHistory(s, events), []rule{callsStayWithinTheBudget})
 		assert.ErrorContains(t, r.err(), want)
 	}
 }

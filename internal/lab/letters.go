@@ -3,89 +3,39 @@ package main
 import (
 	"context"
 	"errors"
-	"sync"
-	"sync/atomic"
+	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/keys"
+	"github.com/millpond-go/millpond/internal/order"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
-// filler is the body of messages that fill the dead-letter queue.
-const filler = "filler"
-
-// letters takes dead letters off their queue, as an operator does, and logs them. With back it
-// moves stranded messages to their source queues instead.
-type letters struct {
-	urls  []string
-	queue string
-	log   *eventLog
-	back  func(id) string
-
-	turn  sync.Mutex // held while reading, or to keep the reader out
-	moved atomic.Int64
-
-	seen map[string]bool // nonces
-}
-
-// run reads until ctx is done.
-func (l *letters) run(ctx context.Context) {
-	l.seen = map[string]bool{}
-	for tries := 0; ctx.Err() == nil; tries++ {
-		_ = l.connected(ctx, l.urls[tries%len(l.urls)]) // the next node then
-		rest(ctx, 300*time.Millisecond)
-	}
-}
-
-func (l *letters) connected(ctx context.Context, url string) error {
-	ch, hangUp, err := dial(url)
-	if err != nil {
-		return err
-	}
-	defer hangUp()
-	for rest(ctx, 50*time.Millisecond) {
-		if err := l.empty(ctx, ch); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// empty reads until the queue is empty.
-func (l *letters) empty(ctx context.Context, ch *amqp.Channel) error {
-	l.turn.Lock()
-	defer l.turn.Unlock()
-	for ctx.Err() == nil {
-		d, ok, err := ch.Get(l.queue, false)
-		if err != nil || !ok {
-			return err
-		}
-		if err := l.take(ch, d); err != nil {
-			return err
-		}
-		if err := d.Ack(false); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// take logs a letter, or moves it back, before its ack.
-func (l *letters) take(ch *amqp.Channel, d amqp.Delivery) error {
-	e := letterOf(d)
-	if string(d.Body) == filler || l.seen[e.Copy] {
-		return nil
-	}
-	if l.back != nil {
-		l.moved.Add(1)
-		return publishOne(ch, nil, l.back(e.id), amqp.Publishing{
-			Headers: d.Headers, Body: d.Body, MessageId: d.MessageId, Priority: d.Priority,
+// readLetters takes dead letters off a queue once a second, as an operator does, and logs each once.
+func (r *run) readLetters(ctx context.Context, queue string) {
+	seen := map[string]bool{} // nonces
+	for rest(ctx, time.Second) {
+		_ = r.nemesis.admin(func(ch *amqp.Channel) error { // again in a second
+			for ctx.Err() == nil {
+				d, ok, err := ch.Get(queue, false)
+				if err != nil || !ok {
+					return err
+				}
+				if e := letterOf(d); !seen[e.Copy] {
+					seen[e.Copy] = true
+					err = r.log.append(e)
+				}
+				if err = errors.Join(err, d.Ack(false)); err != nil {
+					return err
+				}
+			}
+			return nil
 		})
 	}
-	l.seen[e.Copy] = true
-	return l.log.append(e)
 }
 
 // letterOf returns the event of a dead letter. A letter that cannot be understood has Failed.
@@ -99,9 +49,54 @@ func letterOf(d amqp.Delivery) event {
 	return e
 }
 
+// inspect reads all that is on the broker after the instances have ended: dead letters, which it
+// logs, and the messages in other queues.
+func (r *run) inspect(ctx context.Context) error {
+	rest(ctx, 3*time.Second) // the figures of queues are as old as a tick
+	list, err := r.cluster.Node(0).RunCtl(ctx, "list_queues", "--no-table-headers", "name", "messages")
+	if err != nil {
+		return err
+	}
+	h := r.history
+	h.left, h.tokens = map[id]string{}, map[string]int{}
+	for row := range strings.Lines(list) {
+		var name string
+		var depth int
+		if _, err := fmt.Sscan(row, &name, &depth); err != nil {
+			return fmt.Errorf("list_queues: %q: %w", row, err)
+		}
+		messages, err := contents(ctx, r.cluster.Node(0).URL(), name, depth)
+		if err != nil {
+			return fmt.Errorf("read queue %q: %w", name, err)
+		}
+		for _, d := range messages {
+			m, _, err := parseID(string(d.Body))
+			note, _ := d.Headers[keys.Line].(string)
+			if err != nil && order.ParseNote(note).Kind == order.Block { // of a letter that blocks its key
+				m, _, err = parseID(d.MessageId)
+			}
+			switch {
+			case strings.HasSuffix(name, ".originals"):
+			case slices.ContainsFunc(r.lines, func(l line) bool { return l.dead() == name }):
+				if err := r.log.append(letterOf(d)); err != nil {
+					return err
+				}
+			case err != nil:
+				h.tokens[name]++
+			default:
+				h.left[m] = name
+			}
+		}
+	}
+	return nil
+}
+
 // contents returns the messages of a queue without a consumer, and leaves them there. It consumes,
 // because a queue with a single active consumer refuses basic.get.
 func contents(ctx context.Context, url, name string, depth int) (all []amqp.Delivery, err error) {
+	if depth == 0 {
+		return nil, nil
+	}
 	ch, hangUp, err := dial(url)
 	if err != nil {
 		return nil, err

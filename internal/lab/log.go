@@ -1,11 +1,11 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"strings"
 	"time"
@@ -74,11 +74,14 @@ func instanceOf(who string) string { name, _, _ := strings.Cut(who, "/"); return
 const eventSize = 256
 
 // eventLog is the file to which all processes append. An appended line survives a kill -9.
-type eventLog struct{ file *os.File }
+type eventLog struct {
+	file *os.File
+	read int64 // the bytes that next has read
+}
 
 func openLog(name string) (*eventLog, error) {
-	f, err := os.OpenFile(name, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
-	return &eventLog{f}, err
+	f, err := os.OpenFile(name, os.O_APPEND|os.O_CREATE|os.O_RDWR, 0o600)
+	return &eventLog{file: f}, err
 }
 
 // append writes the event by one write(2), at the time of now if it has none.
@@ -97,45 +100,26 @@ func (l *eventLog) append(e event) error {
 	if len(line) >= eventSize {
 		return fmt.Errorf("the event %s is longer than %d bytes", line, eventSize-1)
 	}
-	padding := bytes.Repeat([]byte(" "), eventSize-1-len(line))
-	_, err = l.file.Write(append(append(line, padding...), '\n'))
+	_, err = fmt.Fprintf(l.file, "%s%*s", line, eventSize-len(line), "\n")
 	return err
 }
-
-// close needs no check: each append was checked.
-func (l *eventLog) close() { _ = l.file.Close() }
 
 // errEvent means that the log has a line that no process writes.
 var errEvent = errors.New("the log of events cannot be read")
 
-// logReader reads the events that are appended to a log.
-type logReader struct {
-	file *os.File
-	rest []byte // of a line that is not complete yet
-}
-
-func readLog(name string) (*logReader, error) {
-	f, err := os.Open(name)
-	return &logReader{file: f}, err
-}
-
 // next returns the events since the last call.
-func (r *logReader) next() (events []event, err error) {
-	data, err := io.ReadAll(r.file)
-	if err != nil {
-		return nil, err
-	}
-	data = append(r.rest, data...)
-	whole := bytes.LastIndexByte(data, '\n') + 1
-	r.rest = bytes.Clone(data[whole:])
-	for line := range bytes.Lines(data[:whole]) {
+func (l *eventLog) next() (events []event, err error) {
+	data, err := io.ReadAll(io.NewSectionReader(l.file, l.read, math.MaxInt64-l.read))
+	for ; len(data) >= eventSize && err == nil; data = data[eventSize:] {
 		var e event
-		if err := json.Unmarshal(line, &e); err != nil {
-			return events, fmt.Errorf("%w: %q: %w", errEvent, line, err)
+		if failed := json.Unmarshal(data[:eventSize], &e); failed != nil {
+			return events, fmt.Errorf("%w: %q: %w", errEvent, data[:eventSize], failed)
 		}
 		events = append(events, e)
+		l.read += eventSize
 	}
-	return events, nil
+	return events, err
 }
 
-func (r *logReader) close() { _ = r.file.Close() }
+// close needs no check: each append was checked.
+func (l *eventLog) close() { _ = l.file.Close() }

@@ -89,7 +89,7 @@ var monthEvents = []monthEvent{
 			m.traffic(5 * time.Minute)
 		}
 	}},
-	{"the wait queues are full for an hour", 0, 20, func(m *month) {
+	{"the wait queues and the dead-letter queue are full for an hour", 0, 20, func(m *month) {
 		m.during(time.Hour, func(on bool) { m.mu.Lock(); m.full = on; m.mu.Unlock() })
 	}},
 	{"no byte passes for an hour", 2, 6, func(m *month) {
@@ -198,12 +198,12 @@ func (m *month) traffic(d time.Duration) {
 	}
 }
 
-// script is the broker: wait queues that may be full, and a dead-letter queue.
+// script is the broker: wait queues and a dead-letter queue, which may be full.
 func (m *month) script(p *peer.Publish) {
 	m.mu.Lock()
-	full := m.full && p.RoutingKey != queueName && p.RoutingKey != queueName+".dlq"
+	full := m.full && p.RoutingKey != queueName
 	s := m.stories[string(p.Body)]
-	if s != nil && p.RoutingKey == queueName+".dlq" {
+	if s != nil && p.RoutingKey == queueName+".dlq" && !full {
 		s.ends, s.last = append(s.ends, "dead"), time.Now()
 	}
 	m.mu.Unlock()

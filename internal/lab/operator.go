@@ -27,7 +27,7 @@ const (
 )
 
 // decide decides until ctx is done.
-func (in instance) decide(ctx context.Context, log *eventLog) error {
+func (in instance) decide(ctx context.Context) error {
 	all, err := newLines(in.settings)
 	if err != nil {
 		return err
@@ -39,7 +39,7 @@ func (in instance) decide(ctx context.Context, log *eventLog) error {
 			o, err = operate.Open(ctx, in.URLs[0], operate.WithoutPolicyCheck())
 		}
 		if err == nil {
-			err = in.look(ctx, o, all[0].plan, log)
+			err = in.look(ctx, o, all[0].plan)
 		}
 		if err != nil && in.Verbose {
 			fmt.Fprintf(os.Stderr, "%s operator: %v\n", time.Now().Format("15:04:05.000"), err)
@@ -53,9 +53,7 @@ func (in instance) decide(ctx context.Context, log *eventLog) error {
 
 // look decides about all keys that are blocked now. A decision that fails is repeated at the
 // next look.
-func (in instance) look(
-	ctx context.Context, o *operate.Operator, plan topology.Plan, log *eventLog,
-) error {
+func (in instance) look(ctx context.Context, o *operate.Operator, plan topology.Plan) error {
 	state, err := o.Order(ctx, plan)
 	if err != nil {
 		return err
@@ -71,9 +69,9 @@ func (in instance) look(
 			return errors.Join(err, ctx.Err())
 		}
 		d := in.Fates.decision(m)
-		err = in.order(ctx, o, plan, log, k, m, d)
+		err = in.order(ctx, o, plan, k, m, d)
 		if d == replayed && errors.Is(err, operate.ErrUnsafe) && age > orphaned {
-			err = in.order(ctx, o, plan, log, k, m, released)
+			err = in.order(ctx, o, plan, k, m, released)
 		}
 		if err != nil {
 			all = append(all, fmt.Errorf("%s of %s: %w", d, m, err))
@@ -84,19 +82,15 @@ func (in instance) look(
 
 // order logs a decision before it is done.
 func (in instance) order(
-	ctx context.Context, o *operate.Operator, plan topology.Plan, log *eventLog, k operate.OrderKey,
-	m id, d outcome,
+	ctx context.Context, o *operate.Operator, plan topology.Plan, k operate.OrderKey, m id, d outcome,
 ) error {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
-	err := log.append(event{Kind: decided, Who: in.Name, id: m, Outcome: d})
-	switch {
-	case err != nil:
-		return err
-	case d == released:
+	in.append(event{Kind: decided, Who: in.Name, id: m, Outcome: d})
+	if d == released {
 		return o.ReleaseKey(ctx, plan, k.Key, k.Mark)
 	}
-	_, err = o.ReplayKey(ctx, plan, k.Key, operate.MoveOptions{Edit: in.mend})
+	_, err := o.ReplayKey(ctx, plan, k.Key, operate.MoveOptions{Edit: in.mend})
 	return err
 }
 

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"slices"
 	"time"
 )
 
@@ -10,46 +9,23 @@ import (
 // the first time after the handling of a later message of its key has begun. A message is over
 // when a handling of it succeeds or gives up. Messages without a confirm have no place in it.
 type orderJudge struct {
-	delays []time.Duration
-	bound  time.Duration // of the wait of a message after the faults, with nothing to wait for
-	block  bool          // a dead letter blocks its key until the operator decides
-	sent   map[id]time.Time
-
+	*history
 	keys      map[int]*keyState
-	running   map[string]map[uint64]*handling // of each instance that has not ended
-	disturbed map[string]time.Time            // when an instance was last frozen or cut off
-	allStruck time.Time                       // when all were
-	leads     map[uint64]lead                 // of each fencing token
-	healed    time.Time                       // zero until the faults are over
+	running   map[call]*handling   // of the instances that have not ended
+	disturbed map[string]time.Time // when an instance was last frozen or cut off; "": all were
+	leads     map[uint64]lead      // of each fencing token
+	healed    time.Time            // zero until the faults are over
 
-	orderCounts
-}
-
-// orderCounts are the findings.
-type orderCounts struct {
-	inversions []string
-	// passed are messages that began between a dead letter of their key and its release, or before
-	// its replay was over.
-	passed []string
-	// blocked counts the letters that blocked keys, decided the decisions of the operator.
-	blocked, decided int
-	// stalls are messages that waited for longer than the bound after the faults, with nothing to
-	// wait for. longest is the longest such wait.
-	stalls  []string
-	longest time.Duration
-	// overlaps are pairs of handlings of a key at the same time in two instances, and inOne in one.
-	// excused are pairs of which a fault had struck the one with the older fencing token: only the
-	// token makes them harmless.
-	overlaps, inOne []string
-	excused         int
-	// zombies are ends of handlings in which the process was frozen. overtaken are those among them
-	// whose key was handled elsewhere meanwhile.
-	zombies, overtaken int
-	// stale are handlings that began with an older fencing token than an earlier handling of the key
-	// had. late are handlings of this kind that a fault explains. shared are fencing tokens of two
-	// instances.
-	stale, shared []string
-	late, tokens  int
+	// The findings. passed are messages that began between a dead letter of their key and its
+	// release, or before its replay was over. stalls are messages that waited for longer than the
+	// bound after the faults, with nothing to wait for. overlaps are handlings of a key at the same
+	// time in two instances, and inOne in one. stale are handlings that began with an older fencing
+	// token than an earlier handling of the key had. shared are fencing tokens of two instances.
+	inversions, passed, stalls, overlaps, inOne, stale, shared []string
+	// excused are overlaps and stale handlings that a fault explains: only the token makes them
+	// harmless.
+	excused int
+	longest time.Duration // the longest wait after the faults, with nothing to wait for
 }
 
 // keyState is all about one key.
@@ -59,7 +35,7 @@ type keyState struct {
 	highest event     // the begin of the latest message so far
 	freed   time.Time // when lowest became the lowest
 	due     map[int]time.Time
-	active  []*handling
+	active  map[call]*handling
 	epoch   uint64 // the highest
 	// letters block the key until the operator decides. replays have been replayed since, and are
 	// not over again. No later message may begin for the first time.
@@ -76,22 +52,13 @@ type lead struct {
 type handling struct {
 	event
 	lostTouch bool // a fault explains that another instance handles the key meanwhile
-	frozen    bool // its instance was frozen since
 }
 
 // keysKeepTheirOrder: no message of a key is handled before an earlier one was handled or given up,
 // nor, with Block, before the letter of an earlier one was released.
 func keysKeepTheirOrder(h *history, r *report) {
-	j := h.order(h.Delays, h.Bound, h.Block)
-	r.row("order", "%d inversions, %d blocked keys, %d decisions, %d began before", len(j.inversions),
-		j.blocked, j.decided, len(j.passed))
-	r.row("overlaps of a key",
-		"%d in two instances, %d in one, %d after a lost connection or a freeze", len(j.overlaps),
-		len(j.inOne), j.excused)
-	r.row("ends after a freeze", "%d, of which %d while the key was handled elsewhere", j.zombies,
-		j.overtaken)
-	r.row("fencing tokens", "%d; %d handlings began with an older one, %d more after a fault; "+
-		"%d were of two instances", j.tokens, len(j.stale), j.late, len(j.shared))
+	j := h.order()
+	r.row("order", "%d inversions, %d overlaps that a fault explains", len(j.inversions), j.excused)
 	r.row("longest wait", "%s after the faults", j.longest.Round(time.Millisecond))
 	r.problem("inversions", j.inversions...)
 	r.problem("messages began before a dead letter of their key was released", j.passed...)
@@ -110,10 +77,9 @@ func keysKeepTheirOrder(h *history, r *report) {
 }
 
 // order judges the order of the events.
-func (h *history) order(delays []time.Duration, bound time.Duration, block bool) *orderJudge {
+func (h *history) order() *orderJudge {
 	j := &orderJudge{
-		delays: delays, bound: bound, block: block, sent: h.sent, keys: map[int]*keyState{},
-		running:   map[string]map[uint64]*handling{},
+		history: h, keys: map[int]*keyState{}, running: map[call]*handling{},
 		disturbed: map[string]time.Time{}, leads: map[uint64]lead{},
 	}
 	for _, e := range h.events {
@@ -140,8 +106,8 @@ func (j *orderJudge) key(key int) *keyState {
 	k := j.keys[key]
 	if k == nil {
 		k = &keyState{
-			over: map[int]bool{}, lowest: 1, due: map[int]time.Time{}, letters: map[int]bool{},
-			replays: map[int]bool{},
+			over: map[int]bool{}, lowest: 1, due: map[int]time.Time{}, active: map[call]*handling{},
+			letters: map[int]bool{}, replays: map[int]bool{},
 		}
 		j.keys[key] = k
 	}
@@ -164,11 +130,7 @@ func (j *orderJudge) begin(e event) {
 		k.highest = e
 	}
 	h := &handling{event: e, lostTouch: j.wasStruck(e)}
-	k.active = append(k.active, h)
-	if j.running[e.Who] == nil {
-		j.running[e.Who] = map[uint64]*handling{}
-	}
-	j.running[e.Who][e.Call] = h
+	k.active[call{e.Who, e.Call}], j.running[call{e.Who, e.Call}] = h, h
 }
 
 // lateness compares the begin with the time from which on nothing of its key had to wait.
@@ -185,7 +147,7 @@ func (j *orderJudge) lateness(k *keyState, e event) {
 	}
 	late := e.At.Sub(due)
 	j.longest = max(j.longest, late)
-	if late > j.bound {
+	if late > j.Bound {
 		j.stalls = append(j.stalls, fmt.Sprintf("%s: attempt %d began %s late", e.id, e.Attempt,
 			late.Round(time.Millisecond)))
 	}
@@ -196,18 +158,17 @@ func (j *orderJudge) token(k *keyState, e event) {
 	if e.Epoch == 0 {
 		return
 	}
-	switch first, known := j.leads[e.Epoch]; {
-	case !known:
+	first, known := j.leads[e.Epoch]
+	if !known {
 		j.leads[e.Epoch] = lead{e.Who, e.At}
-		j.tokens++
-	case first.instance != e.Who:
+	} else if first.instance != e.Who {
 		j.shared = append(j.shared, fmt.Sprintf("token %d: instances %s and %s, %s", e.Epoch,
 			first.instance, e.Who, e.id))
 	}
 	switch {
 	case e.Epoch >= k.epoch:
 	case j.wasStruck(e):
-		j.late++
+		j.excused++
 	default:
 		j.stale = append(j.stale, fmt.Sprintf("%s: begun by %s with token %d after token %d", e.id,
 			e.Who, e.Epoch, k.epoch))
@@ -226,7 +187,7 @@ const (
 // wasStruck reports whether a fault explains that the instance of a begin does not know that it has
 // lost the lead: the fault has struck shortly before, and not before the instance took the lead.
 func (j *orderJudge) wasStruck(e event) bool {
-	struck := latest(j.allStruck, j.disturbed[e.Who])
+	struck := latest(j.disturbed[""], j.disturbed[e.Who])
 	first, known := j.leads[e.Epoch]
 	return e.At.Sub(struck) < shortly && (!known || first.since.Before(struck.Add(firstBegin)))
 }
@@ -272,24 +233,14 @@ func (j *orderJudge) passes(k *keyState, e event) {
 }
 
 func (j *orderJudge) end(e event) {
-	k, h := j.key(e.Key), j.running[e.Who][e.Call]
+	k, h := j.key(e.Key), j.running[call{e.Who, e.Call}]
 	if h == nil {
 		return // it was killed between the mark and the kill
 	}
-	delete(j.running[e.Who], e.Call)
-	k.leave(h)
-	if h.frozen {
-		j.zombies++
-		if k.highest.Who != e.Who || slices.ContainsFunc(k.active, func(o *handling) bool {
-			return o.Who != e.Who
-		}) {
-			j.overtaken++
-		}
-	}
+	delete(j.running, call{e.Who, e.Call})
+	delete(k.active, call{e.Who, e.Call})
 	if e.Outcome == failed {
-		if e.Attempt >= 1 && e.Attempt <= len(j.delays) {
-			k.due[e.N] = e.At.Add(j.delays[e.Attempt-1])
-		}
+		k.due[e.N] = e.At.Add(j.delayBefore(e.Attempt + 1))
 		return
 	}
 	if k.replays[e.N] {
@@ -298,9 +249,8 @@ func (j *orderJudge) end(e event) {
 	}
 	// An instance that has lost its connection may not have written its letter: then the message
 	// comes again, unless it was over before.
-	if e.Outcome == gaveUp && j.block && (!k.over[e.N] || !h.lostTouch) {
+	if e.Outcome == gaveUp && j.Block && (!k.over[e.N] || !h.lostTouch) {
 		k.letters[e.N] = true
-		j.blocked++
 	}
 	if j.isOver(e.id) {
 		return
@@ -318,10 +268,6 @@ func (j *orderJudge) end(e event) {
 	}
 }
 
-func (k *keyState) leave(h *handling) {
-	k.active = slices.DeleteFunc(k.active, func(other *handling) bool { return other == h })
-}
-
 // decide takes a decision of the operator. One about a letter that was decided before repeats it.
 func (j *orderJudge) decide(e event) {
 	k := j.key(e.Key)
@@ -329,14 +275,10 @@ func (j *orderJudge) decide(e event) {
 	if e.Outcome == released {
 		delete(k.replays, e.N)
 	}
-	if !k.letters[e.N] {
-		return
-	}
-	delete(k.letters, e.N)
-	j.decided++
-	if e.Outcome == replayed {
+	if k.letters[e.N] && e.Outcome == replayed {
 		k.replays[e.N] = true
 	}
+	delete(k.letters, e.N)
 }
 
 // undecided returns how many dead letters block their keys, or were replayed and are not over.
@@ -348,10 +290,12 @@ func (j *orderJudge) undecided() (count int) {
 }
 
 func (j *orderJudge) gone(instance string) {
-	for _, h := range j.running[instance] {
-		j.key(h.Key).leave(h)
+	for c, h := range j.running {
+		if c.who == instance {
+			delete(j.running, c)
+			delete(j.key(h.Key).active, c)
+		}
 	}
-	delete(j.running, instance)
 }
 
 // disturb marks the handlings whose instance loses its connection. At the end of a fault, too: a
@@ -361,18 +305,8 @@ func (j *orderJudge) disturb(e event) {
 		j.gone(e.Who)
 		return
 	}
-	if e.Who == "" {
-		j.allStruck = e.At
-	} else {
-		j.disturbed[e.Who] = e.At
-	}
-	for instance, all := range j.running {
-		if e.Who != "" && e.Who != instance {
-			continue
-		}
-		for _, h := range all {
-			h.lostTouch = true
-			h.frozen = h.frozen || e.Fault == freezeInstance && e.Kind == struck
-		}
+	j.disturbed[e.Who] = e.At
+	for c, h := range j.running {
+		h.lostTouch = h.lostTouch || e.Who == "" || e.Who == c.who
 	}
 }

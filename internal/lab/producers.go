@@ -5,83 +5,53 @@ import (
 	"errors"
 	"math/rand/v2"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
-// producers publish numbered messages like a careful AMQP client: each once, mandatory and
-// confirmed. The next message of a key follows the confirm of the one before, so the queue has
-// them in their order. Only confirmed messages count.
-type producers struct {
-	settings
-	urls []string
-	// to returns the queue of a message.
-	to  func(id) string
-	log *eventLog
-
-	confirmed, unknown atomic.Int64
-}
-
 // producing is the number of messages on their way at once.
 const producing = 16
 
-// run publishes until ctx is done.
-func (p *producers) run(ctx context.Context) {
+// produce publishes numbered messages like a careful AMQP client until ctx is done: each once,
+// mandatory and confirmed. The next message of a key follows the confirm of the one before, so the
+// queue has them in their order. Only confirmed messages count.
+func (r *run) produce(ctx context.Context) {
 	var wg sync.WaitGroup
-	workers := min(producing, p.Keys)
-	for w := range workers {
-		wg.Go(func() { p.work(ctx, w, workers) })
+	for w := range min(producing, r.Keys) {
+		wg.Go(func() { r.producer(ctx, w, min(producing, r.Keys)) })
 	}
 	wg.Wait()
 }
 
-// work publishes messages of the keys that are w modulo workers.
-func (p *producers) work(ctx context.Context, w, workers int) {
-	ticker := time.NewTicker(time.Second * time.Duration(workers) / time.Duration(p.Rate))
+// producer publishes messages of the keys that are w modulo workers.
+func (r *run) producer(ctx context.Context, w, workers int) {
+	ticker := time.NewTicker(time.Second * time.Duration(workers) / time.Duration(r.Rate))
 	defer ticker.Stop()
-	r := rand.New(rand.NewPCG(p.Fates.Seed, uint64(w)))
-	next := make([]int, (p.Keys-w+workers-1)/workers)
-	due := func() (id, bool) {
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			return id{}, false
+	random := rand.New(rand.NewPCG(r.Seed, uint64(w)))
+	next := make([]int, (r.Keys-w+workers-1)/workers)
+	for tries := w; rest(ctx, 200*time.Millisecond); tries++ {
+		ch, hangUp, err := dial(r.producers[tries%len(r.producers)])
+		if err != nil {
+			continue // the next node then
 		}
-		i := r.IntN(len(next))
-		next[i]++
-		return id{w + 1 + i*workers, next[i]}, true
-	}
-	for tries := w; ctx.Err() == nil; tries++ {
-		_ = p.connected(p.urls[tries%len(p.urls)], due) // the next node then
-		rest(ctx, 200*time.Millisecond)
-	}
-}
-
-// connected publishes on one connection, until something is wrong with it.
-func (p *producers) connected(url string, due func() (id, bool)) error {
-	ch, hangUp, err := dial(url)
-	if err != nil {
-		return err
-	}
-	defer hangUp()
-	returned := ch.NotifyReturn(make(chan amqp.Return, 1))
-	for {
-		m, ok := due()
-		if !ok {
-			return nil
+		returned := ch.NotifyReturn(make(chan amqp.Return, 1))
+		for err == nil && ctx.Err() == nil {
+			select {
+			case <-ticker.C:
+			case <-ctx.Done():
+				continue
+			}
+			i := random.IntN(len(next))
+			next[i]++
+			m := id{w + 1 + i*workers, next[i]}
+			msg := m.publishing()
+			msg.Priority = uint8(r.Fates.priority(m))
+			if err = publishOne(ch, returned, r.lines.of(m).queue, msg); err == nil {
+				err = r.log.append(event{Kind: sent, id: m})
+			}
 		}
-		msg := m.publishing()
-		msg.Priority = uint8(p.Fates.priority(m))
-		if err := publishOne(ch, returned, p.to(m), msg); err != nil {
-			p.unknown.Add(1)
-			return err
-		}
-		if err := p.log.append(event{Kind: sent, id: m}); err != nil {
-			return err
-		}
-		p.confirmed.Add(1)
+		hangUp()
 	}
 }
 

@@ -1,34 +1,29 @@
 package main
 
-import (
-	"slices"
-	"time"
-)
+import "time"
 
 // scenario says what a run does, and what its judge asks.
 type scenario struct {
-	name, about string
-	settings    settings
-	schedule    func(settings) schedule
-	rules       []rule
-	early       []rule // may end a run, and judge it alone then
+	name     string
+	settings settings
+	schedule func(settings) schedule // nil: nothing breaks
+	rules    []rule
+	early    []rule // may end a run, and judge it alone then
 	// simulate takes the place of all else in a scenario without a broker.
 	simulate func() *report
 }
 
 var scenarios = []*scenario{chaos, ordered, outages, overload, soak}
 
-// everyDelay are the delays before the second attempt, the third, and so on. The last one is rare,
-// so that its wait queue can be emptied and deleted without stopping everything.
+// everyDelay are the delays before the second attempt, the third, and so on.
 var everyDelay = []time.Duration{time.Second, 2 * time.Second, time.Second, 4 * time.Second}
 
 // chaos lets everything break on a cluster, with all strategies of copies at once.
 var chaos = &scenario{
-	name:  "chaos",
-	about: "everything breaks on a cluster of three beside a thousand other queues",
+	name: "chaos",
 	settings: settings{
 		Length: 5 * time.Minute, Nodes: 3, Queues: 1000, Instances: 3, Strategy: allStrategies,
-		Handlers: 1, Concurrency: 2, Prefetch: 20, Delays: everyDelay, Keys: producing, Rate: 60,
+		Concurrency: 2, Prefetch: 20, Delays: everyDelay, Keys: producing, Rate: 60,
 		Fates: fates{
 			Fail: 320, Dead: 50, Permanent: 30, Retries: len(everyDelay), Panics: 25, Slow: 20,
 			Priorities: true,
@@ -37,14 +32,10 @@ var chaos = &scenario{
 	},
 	schedule: func(s settings) schedule {
 		broker := map[faultKind]int{
-			killNode: 5, freezeNode: 2, restartNode: 1, raiseAlarm: 1, diskAlarm: 1, fillDLQ: 1,
-			deleteQueue: 1,
+			killNode: 5, freezeNode: 2, restartNode: 1, raiseAlarm: 2,
 		}
 		if s.Nodes > 2 {
-			broker[killMajority], broker[minority], broker[pauseNode] = 1, 1, 1
-		}
-		if slices.Contains([]string{allStrategies, "shared", "levels"}, s.Strategy) {
-			broker[deleteExchange], broker[deleteBinding] = 1, 1
+			broker[minority], broker[pauseNode] = 1, 1
 		}
 		clients := map[faultKind]int{
 			killInstance: 5, stopInstance: 1, cutAll: 2, silenceNode: 1, delayConfirms: 1, applyPolicy: 2,
@@ -62,11 +53,10 @@ var chaos = &scenario{
 // ordered lets everything break around the messages of a thousand keys, most of it at the instance
 // that leads.
 var ordered = &scenario{
-	name:  "keys",
-	about: "everything breaks around messages that stay in order by key",
+	name: "keys",
 	settings: settings{
 		Length: 5 * time.Minute, Nodes: 1, Timer: 5 * time.Second, Instances: 3, Strategy: keyStrategy,
-		Handlers: 1, Concurrency: 32, Keys: 1000, Rate: 300, Heartbeat: 2 * time.Second,
+		Concurrency: 32, Keys: 1000, Rate: 300, Heartbeat: 2 * time.Second,
 		Delays: []time.Duration{
 			50 * time.Millisecond, 200 * time.Millisecond, 500 * time.Millisecond, time.Second,
 			2 * time.Second,
@@ -92,15 +82,13 @@ var ordered = &scenario{
 
 // soak loads a service steadily. Nothing breaks, and nothing may grow.
 var soak = &scenario{
-	name:  "soak",
-	about: "a steady load, and nothing grows",
+	name: "soak",
 	settings: settings{
-		Length: 10 * time.Minute, Nodes: 1, WAL: 32 * mib, Timer: 5 * time.Second, Instances: 1,
-		Strategy: "perqueue", Handlers: 8, Concurrency: 1, Prefetch: 20, Keys: producing, Rate: 500,
+		Length: 10 * time.Minute, Nodes: 1, Timer: 5 * time.Second, Instances: 1,
+		Strategy: "perqueue", Concurrency: 8, Prefetch: 20, Keys: producing, Rate: 500,
 		Samples: time.Minute, Delays: []time.Duration{200 * time.Millisecond, 500 * time.Millisecond},
 		Fates: fates{Fail: 200, Retries: 2}, Bound: 10 * time.Second,
 	},
-	schedule: func(settings) schedule { return nil },
 	rules: []rule{
 		nothingIsLost, faultsExplainCopies, attemptsFollowThePolicy, nothingIsLeft, nothingGrows,
 		nothingStandsStill,

@@ -64,36 +64,36 @@ func newWitness(timeout time.Duration, record func(event)) *witness {
 
 // watch records the losses of the connections through p.
 func (w *witness) watch(p *testbroker.Proxy) {
-	p.Tap(func(s testbroker.Seen) testbroker.Fault {
+	with := func(connection int, do func(*witnessed)) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		c := w.connections[connected{p, s.Connection}]
-		if c == nil {
-			c = &witnessed{}
-			w.connections[connected{p, s.Connection}] = c
+		name := connected{p, connection}
+		if w.connections[name] == nil {
+			w.connections[name] = &witnessed{
+				tags: map[uint16]uint64{}, open: map[publish]onWay{}, scouted: map[string]time.Time{},
+			}
 		}
-		if what := c.look(s, w.timeout); what != "" {
-			w.record(event{Kind: lost, Who: c.who, Text: what})
-		}
+		do(w.connections[name])
+	}
+	p.Tap(func(s testbroker.Seen) testbroker.Fault {
+		with(s.Connection, func(c *witnessed) {
+			if what := c.look(s, w.timeout); what != "" {
+				w.record(event{Kind: lost, Who: c.who, Text: what})
+			}
+		})
 		return testbroker.Fault{}
 	})
 	p.OnEnd(func(connection int, by testbroker.Party) {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		c := w.connections[connected{p, connection}]
-		if c == nil {
-			return
-		}
-		delete(w.connections, connected{p, connection})
-		e := event{Kind: lost, Who: c.who, Own: by == testbroker.Client}
-		if c.consumes {
-			e.Text = lostConsuming
-			w.record(e)
-		}
-		if c.publishes {
-			e.Text = lostPublishing
-			w.record(e)
-		}
+		with(connection, func(c *witnessed) {
+			delete(w.connections, connected{p, connection})
+			e := event{Kind: lost, Who: c.who, Own: by == testbroker.Client}
+			if e.Text = lostConsuming; c.consumes {
+				w.record(e)
+			}
+			if e.Text = lostPublishing; c.publishes {
+				w.record(e)
+			}
+		})
 	})
 }
 
@@ -117,7 +117,7 @@ func (c *witnessed) look(s testbroker.Seen, timeout time.Duration) string {
 	case s.Up && method == frame.ConnectionStartOk:
 		c.who = connectionName(s.Args())
 	case s.Up && method == frame.ChannelOpen:
-		c.forget(s.Channel(), math.MaxUint64)
+		c.forget(s.Channel(), 0, math.MaxUint64)
 		delete(c.tags, s.Channel())
 	case s.Up && method == frame.BasicPublish:
 		c.publishes = true
@@ -126,20 +126,18 @@ func (c *witnessed) look(s testbroker.Seen, timeout time.Duration) string {
 		}
 	case !s.Up && (method == frame.BasicAck || method == frame.BasicNack):
 		args := frame.Args(s.Args())
-		if tag := args.Uint64(); args.Byte()&1 != 0 {
-			c.forget(s.Channel(), tag)
-		} else {
-			delete(c.open, publish{s.Channel(), tag})
+		tag := args.Uint64()
+		first := tag
+		if args.Byte()&1 != 0 {
+			first = 0
 		}
+		c.forget(s.Channel(), first, tag)
 	case !s.Up && method == frame.BasicDeliver:
 		c.consumes = true
-	case !s.Up && (method == frame.ChannelClose || method == frame.BasicCancel):
-		switch {
-		case c.consumes:
-			return lostConsuming
-		case c.publishes:
-			return lostPublishing
-		}
+	case !s.Up && (method == frame.ChannelClose || method == frame.BasicCancel) && c.consumes:
+		return lostConsuming
+	case !s.Up && method == frame.ChannelClose && c.publishes:
+		return lostPublishing
 	}
 	return ""
 }
@@ -153,12 +151,9 @@ func (c *witnessed) scouts(s testbroker.Seen, timeout time.Duration) bool {
 	p := onWay{args.Short() + " " + args.Short(), now}
 	since := now
 	for _, other := range c.open {
-		if other.target == p.target && other.at.Before(since) {
-			since = other.at
+		if other.target == p.target {
+			since = earliest(since, other.at)
 		}
-	}
-	if c.open == nil {
-		c.tags, c.open, c.scouted = map[uint16]uint64{}, map[publish]onWay{}, map[string]time.Time{}
 	}
 	c.tags[s.Channel()]++
 	c.open[publish{s.Channel(), c.tags[s.Channel()]}] = p
@@ -169,10 +164,10 @@ func (c *witnessed) scouts(s testbroker.Seen, timeout time.Duration) bool {
 	return true
 }
 
-// forget forgets the publishes of a channel, up to a tag.
-func (c *witnessed) forget(channel uint16, last uint64) {
+// forget forgets the publishes of a channel between two tags.
+func (c *witnessed) forget(channel uint16, first, last uint64) {
 	maps.DeleteFunc(c.open, func(p publish, _ onWay) bool {
-		return p.channel == channel && p.tag <= last
+		return p.channel == channel && first <= p.tag && p.tag <= last
 	})
 }
 
