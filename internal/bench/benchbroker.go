@@ -42,17 +42,6 @@ func (b *broker) close() error {
 	return b.node.Close()
 }
 
-// reconnect runs f on a new connection, because the old one was closed.
-func (b *broker) reconnect(f func() error) error {
-	conn, err := amqp.Dial(b.node.URL())
-	if err != nil {
-		return err
-	}
-	_ = b.conn.Close()
-	b.conn = conn
-	return f()
-}
-
 // name returns a new name of a queue.
 func (b *broker) name(of string) string { return fmt.Sprintf("%s-%d", of, b.queues.Add(1)) }
 
@@ -87,9 +76,12 @@ func (b *broker) declareWait(wait, queue string, delay time.Duration) error {
 	})
 }
 
-func (b *broker) purge(queue string) error {
-	return b.do(func(ch *amqp.Channel) error {
-		_, err := ch.QueuePurge(queue, false)
+func (b *broker) purge(queues ...string) error {
+	return b.do(func(ch *amqp.Channel) (err error) {
+		for _, queue := range queues {
+			_, failed := ch.QueuePurge(queue, false)
+			err = errors.Join(err, failed)
+		}
 		return err
 	})
 }

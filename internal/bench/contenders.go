@@ -4,14 +4,12 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"strconv"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
-	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/backoff"
@@ -24,10 +22,7 @@ const (
 	millpond           = "millpond"
 	millpondNoFailures = "millpond, nothing fails"
 	raw                = "raw amqp091-go"
-	rawNoFailures      = "raw amqp091-go, nothing fails"
-	rawWindow          = "raw, one caller, fire and then wait"
 	wmDefault          = "watermill-amqp Publisher"
-	wmPooled           = "watermill-amqp Publisher, pooled"
 	wmRetry            = "watermill Retry"
 )
 
@@ -43,6 +38,8 @@ type work struct {
 	prefetch int // 0: prefetch, or twice inFlight if that is more
 	handle   func(body []byte) error
 	settled  func(body []byte) // handled or handed over, and about to be acked
+	// uncounted reports whether a lane does not count a message; nil: it counts all.
+	uncounted func(body []byte) bool
 }
 
 // ahead returns the number of messages that the broker sends ahead.
@@ -59,12 +56,7 @@ var errFailed = errors.New("failed")
 
 // serveMillpond starts a service as the README shows it.
 func serveMillpond(ctx context.Context, b *broker, w work) (*service, error) {
-	return serveWith(ctx, b, w, topology.PerQueue{})
-}
-
-func serveWith(
-	ctx context.Context, b *broker, w work, strategy topology.Strategy,
-) (*service, error) {
+	strategy := topology.PerQueue{}
 	cfg, policy := consumerConfig(b.node.URL(), w.ahead()), backoff.List{w.delay}
 	client, err := topology.Open(ctx, cfg.Connection, strategy,
 		topology.WithLogger(watermill.NopLogger{}))
@@ -279,72 +271,19 @@ func (p *rawPublisher) publish(exchange, key string, msg amqp.Publishing) error 
 
 func (p *rawPublisher) close() error { return p.conn.Close() }
 
-// serveWatermill republishes by a watermill-amqp Publisher with confirms, with a pool of channels
-// or without. It can lose messages: its Publisher does not report a returned message (F4).
-func serveWatermill(pool int) func(context.Context, *broker, work) (*service, error) {
-	return func(ctx context.Context, b *broker, w work) (*service, error) {
-		wait := w.queue + ".watermill.wait"
-		if err := b.declareWait(wait, w.queue, w.delay); err != nil {
-			return nil, err
-		}
-		pub, err := newWatermillPublisher(b.node.URL(), pool)
-		if err != nil {
-			return nil, err
-		}
-		s, err := serveHandlers(ctx, b, w, func(h message.HandlerFunc) message.HandlerFunc {
-			return func(msg *message.Message) ([]*message.Message, error) {
-				produced, err := h(msg)
-				if err == nil {
-					return produced, nil
-				}
-				n, _ := strconv.Atoi(msg.Metadata.Get("attempt"))
-				next := msg.Copy()
-				next.Metadata.Set("attempt", strconv.Itoa(n+1))
-				return nil, pub.Publish(wait, next)
-			}
-		})
-		if err != nil {
-			return nil, errors.Join(err, pub.Close())
-		}
-		stop := s.stop
-		s.waits = []string{wait}
-		s.stop = func() error { return errors.Join(stop(), pub.Close()) }
-		return s, nil
-	}
-}
-
-// serveRetry uses Watermill's in-process Retry: the message waits in its handler.
-func serveRetry(ctx context.Context, b *broker, w work) (*service, error) {
-	return serveHandlers(ctx, b, w, wmiddleware.Retry{
-		MaxRetries: 3, InitialInterval: w.delay, Multiplier: 1, Logger: watermill.NopLogger{},
-	}.Middleware)
-}
-
-// serveHandlers uses watermill-amqp's Subscriber with a middleware. One Subscribe handles one
-// message at a time, so there are as many handlers as messages in flight.
-func serveHandlers(
-	ctx context.Context, b *broker, w work, m message.HandlerMiddleware,
-) (*service, error) {
-	ahead := cmp.Or(w.prefetch, max(prefetch/w.inFlight, 2))
-	sub, err := wamqp.NewSubscriber(consumerConfig(b.node.URL(), ahead), watermill.NopLogger{})
+// serveOnly uses watermill-amqp's Subscriber without any middleware for failures.
+func serveOnly(ctx context.Context, b *broker, w work) (*service, error) {
+	sub, err := wamqp.NewSubscriber(consumerConfig(b.node.URL(), w.ahead()), watermill.NopLogger{})
 	if err != nil {
 		return nil, err
 	}
 	stop, err := route(ctx, func(router *message.Router) {
-		router.AddMiddleware(watch(w), m)
-		for i := range w.inFlight {
-			router.AddConsumerHandler(fmt.Sprint("handler-", i), w.queue, sub,
-				func(msg *message.Message) error { return w.handle(msg.Payload) })
-		}
+		router.AddMiddleware(watch(w))
+		router.AddConsumerHandler("handler", w.queue, sub,
+			func(msg *message.Message) error { return w.handle(msg.Payload) })
 	})
 	if err != nil {
 		return nil, errors.Join(err, sub.Close())
 	}
 	return &service{stop: stop}, nil
-}
-
-func newWatermillPublisher(url string, pool int) (*wamqp.Publisher, error) {
-	cfg := wamqp.NewDurableQueueConfig(url)
-	cfg.Publish.ConfirmDelivery, cfg.Publish.ChannelPoolSize = true, pool
-	return wamqp.NewPublisher(cfg, watermill.NopLogger{})
 }

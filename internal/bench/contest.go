@@ -8,7 +8,6 @@ import (
 	"os"
 	"runtime"
 	"slices"
-	"strings"
 	"text/tabwriter"
 	"time"
 )
@@ -100,13 +99,12 @@ func (b *bench) whole(ctx context.Context, e entry) (values, error) {
 }
 
 func record(results []result, r result) []result {
-	for i := range results {
-		if results[i].is(r.Group, r.X, r.Entry, r.Metric) {
-			results[i].Samples = append(results[i].Samples, r.Samples...)
-			return results
-		}
+	i := slices.IndexFunc(results, func(o result) bool { return o.is(r.Group, r.X, r.Entry, r.Metric) })
+	if i < 0 {
+		return append(results, r)
 	}
-	return append(results, r)
+	results[i].Samples = append(results[i].Samples, r.Samples...)
+	return results
 }
 
 func (r result) is(group string, x float64, entry, metric string) bool {
@@ -136,19 +134,8 @@ type run struct {
 
 func machineOf(b *broker) string {
 	return fmt.Sprintf("%s, %d processors, %s, RabbitMQ %s on the same machine, %s",
-		processor(), runtime.NumCPU(), runtime.Version(), b.node.Version(),
+		runtime.GOARCH, runtime.NumCPU(), runtime.Version(), b.node.Version(),
 		time.Now().UTC().Format(time.DateOnly))
-}
-
-// processor returns the model that Linux names.
-func processor() string {
-	info, _ := os.ReadFile("/proc/cpuinfo")
-	for line := range strings.Lines(string(info)) {
-		if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
-			return strings.TrimSpace(value)
-		}
-	}
-	return runtime.GOARCH
 }
 
 // samples returns a copy of the samples, and nil if there are none.
@@ -172,35 +159,27 @@ func (r run) write(file string) error {
 // print writes the aims first, and then the measurements behind them.
 func (r run) print(out io.Writer) {
 	fmt.Fprintln(out, "\nRatios of the turns in one round: median (range).")
-	fmt.Fprintln(out, "One message in flight cannot be faster than the round trip of its confirm. "+
-		"If a handler takes 10 ms, a wait\nof a second in it makes its queue 2 times slower when 1 % "+
-		"fail, and 11 times when 10 % do: a wait queue\ngains that much over Retry.")
 	fmt.Fprintln(out)
-	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	aligned := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, a := range aims() {
 		if s, ok := a.of(r); ok {
-			fmt.Fprintf(table, "%s\t%s\t(%s to %s)\taim %s\t%s\n", a.about, short(s.median), short(s.low),
-				short(s.high), a.bound(), a.verdict(s))
+			fmt.Fprintf(aligned, "%s\t%s\t(%s to %s)\taim %s\t%s\n", a.about, digits(s.median),
+				digits(s.low), digits(s.high), a.bound(), a.verdict(s))
 		}
 	}
-	_ = table.Flush()
-	fmt.Fprintln(out, "\nMeasurements: median (range).")
-	fmt.Fprintln(out)
+	_ = aligned.Flush()
+	var printed []string
 	for _, one := range r.Results {
-		s := spreadOf(one.Samples)
-		fmt.Fprintf(table, "%s\t%g\t%s\t%s\t(%s to %s)\t%s\n", one.Group, one.X, one.Entry,
-			short(s.median), short(s.low), short(s.high), one.Metric)
+		if !slices.Contains(printed, one.Group) {
+			printed = append(printed, one.Group)
+			fmt.Fprintf(out, "\n%s: median (range).\n\n%s", one.Group, tablesOf(r.of(one.Group, "")))
+		}
 	}
-	_ = table.Flush()
 }
 
-// short returns a number with three significant digits.
-func short(v float64) string {
-	switch {
-	case v == 0:
-		return "0"
-	case v >= 1000 || v <= -1000:
-		return fmt.Sprintf("%.0f", v)
-	}
-	return fmt.Sprintf("%.3g", v)
+// of returns the results of a group, and of one metric if it is named.
+func (r run) of(group, metric string) []result {
+	return slices.DeleteFunc(slices.Clone(r.Results), func(one result) bool {
+		return one.Group != group || metric != "" && one.Metric != metric
+	})
 }

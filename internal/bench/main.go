@@ -5,8 +5,7 @@
 //
 // All entries of a contest take turns, round by round. It compares the turns of each round and
 // prints the median and the range of their ratios. -scale measures instead how figures grow with
-// waiting messages, handlers, payloads, headers, delays and messages in flight. -out writes all
-// samples to a file. With -fill it measures nothing and fills the tables of a page from such files:
+// waiting messages, handlers and payloads. -out writes all samples to a file. With -fill it measures nothing and fills the tables of a page from such files:
 //
 //	go run . -fill ../../docs/performance.md contests.json scale.json
 //
@@ -43,8 +42,6 @@ func main() {
 type bench struct {
 	broker  *broker
 	rounds  int
-	waiting int
-	most    int           // waiting messages in a scale
 	only    []string      // entries; nil: all
 	counted time.Duration // measured in this turn so far
 	say     func(format string, args ...any)
@@ -63,14 +60,9 @@ var (
 		{"pipelined", (*bench).pipelined},
 		{"healthy", (*bench).healthy},
 		{"consuming", (*bench).consuming},
-		{"late", (*bench).late},
-		{"memory", (*bench).memory},
 	}
 	scales = []part{
-		{"inflight", (*bench).scaleInFlight},
 		{"payload", (*bench).scalePayload},
-		{"headers", (*bench).scaleHeaders},
-		{"hops", (*bench).scaleHops},
 		{"waiting", (*bench).scaleWaiting},
 		{"handlers", (*bench).scaleHandlers},
 	}
@@ -81,7 +73,6 @@ func start(ctx context.Context, args []string, out io.Writer) (err error) {
 	rounds := flags.Int("rounds", 7, "`number` of turns of each entry")
 	only := flags.String("only", "", "`names` of the contests or scales to hold, separated by commas")
 	scale := flags.Bool("scale", false, "measure how figures grow, instead of the contests")
-	most := flags.Int("most", 1_000_000, "the most messages that wait in -scale")
 	file := flags.String("out", "", "`file` for all samples, as JSON")
 	var entries []string
 	flags.Func("entries", "the `name` of an entry that takes part; may be repeated; default: all",
@@ -91,7 +82,6 @@ func start(ctx context.Context, args []string, out io.Writer) (err error) {
 		})
 	profile := flags.String("cpuprofile", "",
 		"`file` for a CPU profile of this process, best with one contest and -entries millpond")
-	verbose := flags.Bool("v", false, "print each turn")
 	page := flags.String("fill", "", "`page` whose tables are filled from the files in the arguments")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -126,11 +116,8 @@ func start(ctx context.Context, args []string, out io.Writer) (err error) {
 		return err
 	}
 	b := &bench{
-		broker: broker, rounds: *rounds, waiting: 50_000, most: *most, only: entries,
-		say: func(string, ...any) {},
-	}
-	if *verbose {
-		b.say = func(format string, args ...any) { fmt.Fprintf(out, format, args...) }
+		broker: broker, rounds: *rounds, only: entries,
+		say: func(format string, args ...any) { fmt.Fprintf(out, format, args...) },
 	}
 	r := run{Machine: machineOf(broker), Rounds: *rounds}
 	fmt.Fprintf(out, "%s\n\n", r.Machine)

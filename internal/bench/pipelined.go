@@ -4,12 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill"
-	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
@@ -19,7 +15,6 @@ const (
 	rawPipelinedNoFailures = "raw, pipelined, nothing fails"
 	wmSubscriber           = "watermill-amqp Subscriber"
 	wmSubscriberAsIs       = "watermill-amqp Subscriber, default Qos"
-	wmRouter               = "watermill router, in memory"
 )
 
 // prefetches are the steps of the contests with one handler.
@@ -40,68 +35,23 @@ func (b *bench) pipelined(ctx context.Context) ([]result, error) {
 // consuming lets one handler handle messages that do not fail.
 func (b *bench) consuming(ctx context.Context) ([]result, error) {
 	const messages = 12_000
-	return scale(prefetches, func(n int) (results []result, err error) {
+	return scale(prefetches, func(n int) ([]result, error) {
 		c := contest{group: "consuming", x: float64(n), rounds: b.rounds}
-		for _, one := range []contender{
+		return b.lanes(ctx, c, []contender{
 			{millpond, serveMillpond, 1, n},
 			{raw, serveRaw, 1, n},
 			{rawPipelined, serveRawPipelined, 1, n},
 			{wmSubscriber, serveOnly, 1, n},
 			{wmSubscriberAsIs, serveOnly, 0.2, 1},
-		} {
-			l, started := b.newLane(ctx, one.start, work{
-				inFlight: 1, prefetch: one.prefetch, delay: time.Hour,
-				handle: func([]byte) error { return nil },
-			})
-			defer func() { err = errors.Join(err, l.end()) }()
-			if started != nil {
-				return nil, started
-			}
+		}, func(one contender) (work, func(context.Context, *lane) (values, error)) {
 			n := int(messages * one.share)
-			c.entries = append(c.entries, entry{one.name, func(ctx context.Context) (values, error) {
-				return l.batch(ctx, n, n, usual)
-			}})
-		}
-		c.entries = append(c.entries, entry{wmRouter, func(ctx context.Context) (values, error) {
-			return b.inMemory(ctx, messages)
-		}})
-		return c.hold(ctx, b)
-	})
-}
-
-// serveOnly uses watermill-amqp's Subscriber without any middleware for failures.
-func serveOnly(ctx context.Context, b *broker, w work) (*service, error) {
-	return serveHandlers(ctx, b, w, func(h message.HandlerFunc) message.HandlerFunc { return h })
-}
-
-// inMemory measures what Watermill's router takes with its own Pub/Sub in memory.
-func (b *bench) inMemory(ctx context.Context, n int) (values, error) {
-	pubsub := gochannel.NewGoChannel(gochannel.Config{}, watermill.NopLogger{})
-	ended := make(chan struct{})
-	var left atomic.Int64
-	left.Store(int64(n))
-	stop, err := route(ctx, func(router *message.Router) {
-		router.AddConsumerHandler("handler", "topic", pubsub, func(*message.Message) error {
-			if left.Add(-1) == 0 {
-				close(ended)
-			}
-			return nil
+			return work{
+					inFlight: 1, delay: time.Hour, handle: func([]byte) error { return nil },
+				}, func(ctx context.Context, l *lane) (values, error) {
+					return l.batch(ctx, n, n, usual)
+				}
 		})
 	})
-	if err != nil {
-		return nil, err
-	}
-	body := usual.numbered(0).Body
-	measured, err := b.measured(n, func() error {
-		for range n {
-			if err := pubsub.Publish("topic", message.NewMessage("", body)); err != nil {
-				return err
-			}
-		}
-		<-ended
-		return nil
-	})
-	return measured, errors.Join(err, stop(), pubsub.Close())
 }
 
 // handed is a delivery whose copy is on its way, or a handled one.

@@ -5,10 +5,10 @@ import (
 	"errors"
 	"runtime"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 
@@ -22,15 +22,14 @@ import (
 
 // The metrics.
 const (
-	rate          = "per second"
-	nanoseconds   = "ns"
-	allocs        = "allocations"
-	microseconds  = "CPU µs" // of client and broker, per message
-	clients       = "client CPU µs"
-	brokers       = "broker CPU µs"
-	p50           = "p50 ms"
-	p99           = "p99 ms"
-	kibPerMessage = "KiB per message"
+	rate         = "per second"
+	nanoseconds  = "ns"
+	allocs       = "allocations"
+	microseconds = "CPU µs" // of client and broker, per message
+	clients      = "client CPU µs"
+	brokers      = "broker CPU µs"
+	p50          = "p50 ms"
+	p99          = "p99 ms"
 )
 
 const (
@@ -130,17 +129,15 @@ func (b *bench) publishWith(ctx context.Context, callers int) ([]result, error) 
 	if err != nil {
 		return nil, err
 	}
-	asItComes, err := newWatermillPublisher(url, 0)
-	if err != nil {
-		return nil, err
-	}
-	pooled, err := newWatermillPublisher(url, callers)
+	cfg := wamqp.NewDurableQueueConfig(url)
+	cfg.Publish.ConfirmDelivery = true
+	asItComes, err := wamqp.NewPublisher(cfg, watermill.NopLogger{})
 	if err != nil {
 		return nil, err
 	}
 	defer func() {
 		client.Close()
-		_, _, _ = byHand.close(), asItComes.Close(), pooled.Close()
+		_, _ = byHand.close(), asItComes.Close()
 	}()
 
 	watermillMessage := func(i int) *message.Message {
@@ -167,11 +164,6 @@ func (b *bench) publishWith(ctx context.Context, callers int) ([]result, error) 
 		measured(wmDefault, n/4, func(i int) error {
 			return asItComes.Publish(queue, watermillMessage(i))
 		}),
-		measured(wmPooled, n, func(i int) error { return pooled.Publish(queue, watermillMessage(i)) }),
-		{rawWindow, func(context.Context) (values, error) {
-			defer func() { _ = b.broker.purge(queue) }()
-			return b.measured(12000, func() error { return b.broker.fill(queue, 12000, usual) })
-		}},
 	}}.hold(ctx, b)
 }
 
@@ -192,15 +184,12 @@ func (b *bench) measured(n int, f func() error) (values, error) {
 }
 
 func inParallel(callers, n int, f func(i int) error) error {
-	var (
-		next atomic.Int64
-		wait sync.WaitGroup
-	)
+	var wait sync.WaitGroup
 	problems := make([]error, callers)
 	for c := range callers {
 		wait.Go(func() {
-			for i := next.Add(1); i <= int64(n) && problems[c] == nil; i = next.Add(1) {
-				problems[c] = f(int(i))
+			for i := c; i < n && problems[c] == nil; i += callers {
+				problems[c] = f(i)
 			}
 		})
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -17,7 +16,6 @@ import (
 
 const (
 	seconds = "seconds"
-	queues  = "queues"
 	mib     = "broker MiB"
 )
 
@@ -26,23 +24,10 @@ var bothHands = []contender{
 	{name: millpond, start: serveMillpond, share: 1}, {name: raw, start: serveRaw, share: 1},
 }
 
-func (b *bench) scaleInFlight(ctx context.Context) ([]result, error) {
-	return scale([]int{1, 2, 4, 8, 16, 32, 64, 128, 256}, func(n int) ([]result, error) {
-		return b.failingWith(ctx, "inflight", float64(n), n, usual, bothHands)
-	})
-}
-
 func (b *bench) scalePayload(ctx context.Context) ([]result, error) {
 	return scale([]int{100, 1 << 10, 10 << 10, 100 << 10, 1 << 20}, func(n int) ([]result, error) {
 		of := load{bytes: n, headers: usual.headers}
 		return b.failingWith(ctx, "payload", float64(n), 8, of, bothHands)
-	})
-}
-
-func (b *bench) scaleHeaders(ctx context.Context) ([]result, error) {
-	return scale([]int{0, 1, 10, 30, 100}, func(n int) ([]result, error) {
-		of := load{bytes: usual.bytes, headers: n}
-		return b.failingWith(ctx, "headers", float64(n), 8, of, bothHands)
 	})
 }
 
@@ -58,47 +43,15 @@ func scale(steps []int, at func(int) ([]result, error)) (results []result, err e
 	return results, nil
 }
 
-// scaleHops waits on Levels for delays that pass n levels each: 2ⁿ-1 times the resolution, which is
-// the shortest one. Twenty levels take 17 minutes.
-func (b *bench) scaleHops(ctx context.Context) ([]result, error) {
-	const resolution = time.Millisecond
-	return scale([]int{1, 2, 4, 6, 8, 10, 12, 14, 16}, func(hops int) ([]result, error) {
-		delay := resolution<<hops - resolution
-		levels := topology.Levels{
-			Resolution: resolution, Max: max(2*delay, time.Second), Tolerance: -1,
-			Prefix: b.broker.name("levels"),
-		}
-		start := func(ctx context.Context, br *broker, w work) (*service, error) {
-			return serveWith(ctx, br, w, levels)
-		}
-		e, end, err := b.lateEntry(ctx, contender{name: "Levels", start: start}, delay)
-		if err != nil {
-			return nil, errors.Join(err, end())
-		}
-		rounds := 3
-		if hops > 10 {
-			rounds = 1
-		}
-		results, err := contest{
-			group: "hops", x: float64(hops), rounds: rounds, entries: []entry{e},
-		}.hold(ctx, b)
-		return results, errors.Join(err, end())
-	})
-}
-
 // scaleWaiting measures lateness, the rate of failing messages and the broker's memory while ever
 // more messages wait.
 func (b *bench) scaleWaiting(ctx context.Context) ([]result, error) {
-	var steps []int
-	for n := 1000; n <= b.most; n *= 10 {
-		steps = append(steps, n)
-	}
 	parked := b.broker.name("parked")
 	if err := b.broker.declareWait(parked, parked+".none", 12*time.Hour); err != nil {
 		return nil, err
 	}
 	there := 0
-	results, err := scale(steps, func(n int) ([]result, error) {
+	results, err := scale([]int{1000, 10_000, 100_000, 1_000_000}, func(n int) ([]result, error) {
 		if err := b.broker.fill(parked, n-there, usual); err != nil {
 			return nil, err
 		}
@@ -107,7 +60,7 @@ func (b *bench) scaleWaiting(ctx context.Context) ([]result, error) {
 			Group: "waiting", X: float64(n), Entry: "broker", Metric: mib,
 			Samples: []float64{b.broker.memory()},
 		}}
-		late, err := b.lateWith(ctx, "waiting", float64(n), 0, 3, bothHands)
+		late, err := b.late(ctx, n)
 		if err != nil {
 			return nil, err
 		}
@@ -118,7 +71,7 @@ func (b *bench) scaleWaiting(ctx context.Context) ([]result, error) {
 }
 
 // scaleHandlers measures the time until many handlers, each with its own queue, all consume: at the
-// start, when everything is declared, and after the broker has closed all connections.
+// start, when everything is declared.
 func (b *bench) scaleHandlers(ctx context.Context) (results []result, err error) {
 	policy := backoff.List{time.Second, 10 * time.Second, time.Minute}
 	for _, n := range []int{1, 10, 100, 1000} {
@@ -147,8 +100,8 @@ func (b *bench) handlers(
 ) (measured values, err error) {
 	cfg := consumerConfig(b.broker.node.URL(), 1)
 	cfg.Queue.Arguments = nil // classic: the strategies' declarations are measured
-	consuming := &counter{want: "Consuming"}
-	client, err := topology.Open(ctx, cfg.Connection, strategy, topology.WithLogger(consuming))
+	client, err := topology.Open(ctx, cfg.Connection, strategy,
+		topology.WithLogger(watermill.NopLogger{}))
 	if err != nil {
 		return nil, err
 	}
@@ -161,16 +114,16 @@ func (b *bench) handlers(
 	if err != nil {
 		return nil, err
 	}
-	names, declared := []string{}, map[string]bool{}
+	var names, declared []string
 	for range n {
 		queue := b.broker.name("handler")
 		plan, err := topology.PlanFor(strategy, queue, policy)
 		if err != nil {
 			return nil, err
 		}
-		names, declared[queue] = append(names, queue), true
+		names, declared = append(names, queue), append(declared, queue)
 		for _, q := range plan.Queues {
-			declared[q.Name] = true
+			declared = append(declared, q.Name)
 		}
 	}
 	begun := time.Now()
@@ -183,43 +136,6 @@ func (b *bench) handlers(
 	if err != nil {
 		return nil, err
 	}
-	measured = values{
-		seconds + " to start": time.Since(begun).Seconds(), queues: float64(len(declared)),
-	}
-	consuming.n.Store(0)
-	begun = time.Now()
-	if _, err := b.broker.node.RunCtl(ctx, "close_all_connections", "bench"); err != nil {
-		return nil, errors.Join(err, stop())
-	}
-	for consuming.n.Load() < int64(n) {
-		if time.Since(begun) > patience {
-			return nil, errors.Join(fmt.Errorf("%d of %d consume again after %v", consuming.n.Load(), n,
-				patience), stop())
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
-	measured[seconds+" to be back"] = time.Since(begun).Seconds()
-	if err := stop(); err != nil {
-		return nil, err
-	}
-	var list []string
-	for queue := range declared {
-		list = append(list, queue)
-	}
-	return measured, b.broker.reconnect(func() error { return b.broker.delete(list...) })
+	measured = values{seconds + " to start": time.Since(begun).Seconds()}
+	return measured, errors.Join(stop(), b.broker.delete(declared...))
 }
-
-// counter counts a line of the log.
-type counter struct {
-	watermill.NopLogger
-	want string
-	n    atomic.Int64
-}
-
-func (c *counter) Info(msg string, _ watermill.LogFields) {
-	if msg == c.want {
-		c.n.Add(1)
-	}
-}
-
-func (c *counter) With(watermill.LogFields) watermill.LoggerAdapter { return c }

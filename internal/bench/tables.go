@@ -1,10 +1,12 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -29,32 +31,23 @@ func fill(page string, files []string) error {
 	if err != nil {
 		return err
 	}
-	const begin, after, end = "<!-- table ", " -->\n", "<!-- end -->"
-	var out strings.Builder
-	rest := string(data)
-	for {
-		before, table, found := strings.Cut(rest, begin)
-		out.WriteString(before)
-		if !found {
-			break
-		}
-		name, table, named := strings.Cut(table, after)
-		before, behind, ended := strings.Cut(table, end)
-		if !named || !ended {
-			return fmt.Errorf("%s: table %q has no end", page, name)
-		}
-		group, metric, one := strings.Cut(name, ": ")
-		measured := slices.DeleteFunc(slices.Clone(all.Results), func(r result) bool {
-			return r.Group != group || one && r.Metric != metric
-		})
-		if len(measured) > 0 {
-			before = "\n" + tablesOf(measured) + "\n"
-		}
-		out.WriteString(begin + name + after + before + end)
-		rest = behind
+	if begun, ended := bytes.Count(data, []byte("<!-- table ")), len(tables.FindAll(data, -1)); begun != ended {
+		return fmt.Errorf("%s: a table has no end", page)
 	}
-	return os.WriteFile(page, []byte(out.String()), 0o644)
+	data = tables.ReplaceAllFunc(data, func(table []byte) []byte {
+		name := string(tables.FindSubmatch(table)[1])
+		group, metric, _ := strings.Cut(name, ": ")
+		measured := all.of(group, metric)
+		if len(measured) == 0 {
+			return table
+		}
+		return []byte("<!-- table " + name + " -->\n\n" + tablesOf(measured) + "\n<!-- end -->")
+	})
+	return os.WriteFile(page, data, 0o644)
 }
+
+// tables matches the tables of a page, each to its end.
+var tables = regexp.MustCompile(`(?s)<!-- table ([^\n]*) -->\n(?:[^<]|<[^!])*<!-- end -->`)
 
 // tablesOf has the tables of a group: for each metric a row for each x and a column for each entry.
 // A group that was measured at one x has one table, with a row for each entry.
