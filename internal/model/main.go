@@ -1,7 +1,7 @@
 // Model searches the states of handover.pml with spin: first of the protocol as it is, and then
 // with one planted defect after the other, which the search must find. `make model` runs it:
 //
-//	go run ./internal/model [-short]
+//	go run ./internal/model
 //
 // It prints the states of each search and the length of each counterexample. It fails if a promise
 // is broken, a defect is not found, or a search has so few states that the model cannot have
@@ -31,7 +31,6 @@ type search struct {
 	pan    string // macros of the compiled search
 	run    string // arguments of the compiled search
 	states int    // the fewest that are plausible
-	long   bool   // left out with -short
 	// partial says that the states do not fit: the search visits some of them, to a depth and for
 	// a time.
 	partial bool
@@ -58,16 +57,15 @@ var (
 )
 
 func main() {
-	short := flag.Bool("short", false, "leave out the searches that take longest")
 	only := flag.String("only", "", "plant this defect alone")
 	flag.Parse()
-	if err := run(*short, *only); err != nil {
+	if err := run(*only); err != nil {
 		fmt.Fprintln(os.Stderr, "model:", err)
 		os.Exit(1)
 	}
 }
 
-func run(short bool, only string) error {
+func run(only string) error {
 	dir, err := os.MkdirTemp("", "millpond-model-")
 	if err != nil {
 		return err
@@ -77,7 +75,7 @@ func run(short bool, only string) error {
 		return err
 	}
 	if only == "" {
-		if err := prove(dir, short); err != nil {
+		if err := prove(dir); err != nil {
 			return err
 		}
 	}
@@ -90,12 +88,9 @@ func write(dir string) error {
 }
 
 // prove searches the model as it is.
-func prove(dir string, short bool) error {
+func prove(dir string) error {
 	total := 0
 	for _, s := range searches {
-		if short && s.long {
-			continue
-		}
 		began := time.Now()
 		r, err := s.do(dir)
 		switch {
@@ -174,19 +169,15 @@ func parse(text string) (result, error) {
 	r := result{text: text}
 	r.complete = !strings.Contains(text, "Search not completed") &&
 		!strings.Contains(text, "max search depth too small")
-	number := func(e *regexp.Regexp) (int, bool) {
-		m := e.FindStringSubmatch(text)
-		if m == nil {
-			return 0, false
+	number := func(e *regexp.Regexp) (n int) {
+		if m := e.FindStringSubmatch(text); m != nil {
+			n, _ = strconv.Atoi(m[1])
 		}
-		n, err := strconv.Atoi(m[1])
-		return n, err == nil
+		return n
 	}
-	var ok bool
-	if r.errors, ok = number(errored); !ok {
+	r.states, r.errors, r.depth = number(stored), number(errored), number(depth)
+	if !errored.MatchString(text) {
 		return r, fmt.Errorf("cannot read the result of spin:\n%s", text)
 	}
-	r.states, _ = number(stored)
-	r.depth, _ = number(depth)
 	return r, nil
 }
