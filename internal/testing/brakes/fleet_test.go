@@ -84,7 +84,6 @@ type plan struct {
 	admin       string // may delete everything; default: url
 	queue       string
 	name        string // of the brake
-	subscribers int    // of each instance; default: 1
 	concurrency int
 	retries     int // after a second each; default: 3
 	budget      func(*budget.Config)
@@ -222,12 +221,10 @@ func (f *fleet) add(change ...func(*plan)) *instance {
 	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 8 * time.Second}, in.logs)
 	require.NoError(f.t, err)
 	router.AddMiddleware(retry.Middleware)
-	for i := range max(1, p.subscribers) {
-		sub, err := client.NewSubscriber(queue, topology.For(retry),
-			topology.WithConcurrency(max(1, p.concurrency)), topology.WithDrainTimeout(5*time.Second))
-		require.NoError(f.t, err)
-		router.AddConsumerHandler(fmt.Sprint("handler ", i), p.queue, sub, p.handle)
-	}
+	sub, err := client.NewSubscriber(queue, topology.For(retry),
+		topology.WithConcurrency(max(1, p.concurrency)), topology.WithDrainTimeout(5*time.Second))
+	require.NoError(f.t, err)
+	router.AddConsumerHandler("handler", p.queue, sub, p.handle)
 	ended := rig.Run(f.t, router)
 	in.stop = sync.OnceFunc(func() {
 		_ = router.Close()

@@ -3,7 +3,6 @@ package brakes_test
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -22,50 +21,6 @@ import (
 	"github.com/millpond-go/millpond/middleware/outage"
 	"github.com/millpond-go/millpond/topology"
 )
-
-// Given 200 Subscribers of 20 Clients, when one of them trips the brake, then all stop within
-// seconds. The aim is two seconds for 99 of 100: run the test alone and read its log. The bounds
-// are for a machine that runs other tests at the same time.
-func TestTwoHundredSubscribersStop(t *testing.T) {
-	t.Parallel()
-	const clients, each = 20, 10
-	f := newFleet(t, plan{
-		subscribers: each, budget: func(cfg *budget.Config) { cfg.Delay = time.Minute },
-		brake: func(b *outage.Brake) { b.Probe = backoff.Constant{Interval: time.Minute} },
-	})
-	for range clients {
-		f.add()
-	}
-	ch := testbroker.Channel(t, f.url)
-	consumers := func() int {
-		q, err := ch.QueueDeclarePassive(f.queue, true, false, false, false, nil)
-		require.NoError(t, err)
-		return q.Consumers
-	}
-	rig.WaitFor(t, "all consumers", func() bool { return consumers() == clients*each })
-	f.setOut(true)
-	f.send(40)
-	var most time.Time // of the consumers have stopped: 99 of 100
-	rig.WaitFor(t, "no consumers", func() bool {
-		left := consumers()
-		if left <= clients*each/100 && most.IsZero() {
-			most = time.Now()
-		}
-		return left == 0
-	})
-	gone := time.Now()
-
-	var heard []time.Time
-	for _, in := range f.instances {
-		heard = append(heard, in.events.of(middleware.EventBudgetClosed)[0].At)
-	}
-	slices.SortFunc(heard, time.Time.Compare)
-	first := heard[0]
-	t.Logf("the last Client heard after %v; 99 of 100 consumers have stopped after %v, all after %v",
-		heard[clients-1].Sub(first), most.Sub(first), gone.Sub(first))
-	require.Less(t, most.Sub(first), rig.Ceiling/2)
-	require.Less(t, gone.Sub(first), rig.Ceiling)
-}
 
 // Given a user who may not declare the queues of a brake, when messages fail, then the budget works
 // as without Brake and says so once. When the user may, the fleet is there.
