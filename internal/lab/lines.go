@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -65,8 +64,7 @@ func newLines(s settings) (all lines, err error) {
 				return msg.Metadata.Get(keyHeader)
 			}}
 		default:
-			return nil, fmt.Errorf("strategy %q is unknown: use %s, %s or one of %s", name, allStrategies,
-				keyStrategy, strings.Join(copying, ", "))
+			return nil, fmt.Errorf("strategy %q is unknown: -help lists them", name)
 		}
 		l.plan, err = topology.PlanFor(l.strategy, l.queue, backoff.List(s.Delays))
 		if err != nil {

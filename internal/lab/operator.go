@@ -45,10 +45,7 @@ func (in instance) decide(ctx context.Context) error {
 			fmt.Fprintf(os.Stderr, "%s operator: %v\n", time.Now().Format("15:04:05.000"), err)
 		}
 	}
-	if o == nil {
-		return nil
-	}
-	return o.Close()
+	return nil // the end of the process closes the connection
 }
 
 // look decides about all keys that are blocked now. A decision that fails is repeated at the
