@@ -99,7 +99,9 @@ func (b *bench) whole(ctx context.Context, e entry) (values, error) {
 }
 
 func record(results []result, r result) []result {
-	i := slices.IndexFunc(results, func(o result) bool { return o.is(r.Group, r.X, r.Entry, r.Metric) })
+	i := slices.IndexFunc(results, func(before result) bool {
+		return before.is(r.Group, r.X, r.Entry, r.Metric)
+	})
 	if i < 0 {
 		return append(results, r)
 	}

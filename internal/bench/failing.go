@@ -131,12 +131,13 @@ func (b *bench) failingWith(
 	return b.lanes(ctx, contest{group: group, x: x, rounds: b.rounds}, contenders,
 		func(one contender) (work, func(context.Context, *lane) (values, error)) {
 			n := int(float64(n) * one.share)
-			return work{
-					inFlight: inFlight, delay: time.Hour, handle: func([]byte) error { return errFailed },
-				}, func(ctx context.Context, l *lane) (values, error) {
-					measured, err := l.batch(ctx, n, n, of)
-					return measured, errors.Join(err, b.broker.purge(l.serve.waits...))
-				}
+			w := work{
+				inFlight: inFlight, delay: time.Hour, handle: func([]byte) error { return errFailed },
+			}
+			return w, func(ctx context.Context, l *lane) (values, error) {
+				measured, err := l.batch(ctx, n, n, of)
+				return measured, errors.Join(err, b.broker.purge(l.serve.waits...))
+			}
 		})
 }
 

@@ -45,11 +45,10 @@ func (b *bench) consuming(ctx context.Context) ([]result, error) {
 			{wmSubscriberAsIs, serveOnly, 0.2, 1},
 		}, func(one contender) (work, func(context.Context, *lane) (values, error)) {
 			n := int(messages * one.share)
-			return work{
-					inFlight: 1, delay: time.Hour, handle: func([]byte) error { return nil },
-				}, func(ctx context.Context, l *lane) (values, error) {
-					return l.batch(ctx, n, n, usual)
-				}
+			w := work{inFlight: 1, delay: time.Hour, handle: func([]byte) error { return nil }}
+			return w, func(ctx context.Context, l *lane) (values, error) {
+				return l.batch(ctx, n, n, usual)
+			}
 		})
 	})
 }

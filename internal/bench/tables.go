@@ -31,7 +31,7 @@ func fill(page string, files []string) error {
 	if err != nil {
 		return err
 	}
-	if begun, ended := bytes.Count(data, []byte("<!-- table ")), len(tables.FindAll(data, -1)); begun != ended {
+	if bytes.Count(data, []byte("<!-- table ")) != len(tables.FindAll(data, -1)) {
 		return fmt.Errorf("%s: a table has no end", page)
 	}
 	data = tables.ReplaceAllFunc(data, func(table []byte) []byte {

@@ -28,9 +28,6 @@ type place struct {
 	signaled time.Time   // first, to end
 }
 
-// restartPause is between the end of an instance and the start of the next.
-const restartPause = 400 * time.Millisecond
-
 // startFleet starts an instance in each place.
 func (r *run) startFleet(places []instance) *fleet {
 	f := &fleet{run: r}
@@ -40,7 +37,7 @@ func (r *run) startFleet(places []instance) *fleet {
 	for _, p := range f.places {
 		f.wg.Go(func() {
 			for f.once(p) {
-				time.Sleep(restartPause)
+				time.Sleep(400 * time.Millisecond)
 			}
 		})
 	}

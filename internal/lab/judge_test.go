@@ -125,7 +125,8 @@ func TestTheJudgeFindsEachDifference(t *testing.T) {
 	}
 	h := newHistory(tried, flawless())
 	h.left = map[id]string{twice: "orders"}
-	assert.ErrorContains(t, judge(h, []rule{nothingIsLeft}).err(), "1 messages are left:\n    message "+twice.String()+" in orders")
+	assert.ErrorContains(t, judge(h, []rule{nothingIsLeft}).err(),
+		"1 messages are left:\n    message "+twice.String()+" in orders")
 
 	h = newHistory(tried, without(twice, func(e event) bool { return e.Kind != sent })(flawless()))
 	h.left = map[id]string{twice: "orders"}
@@ -372,7 +373,10 @@ func TestCallsBeyondTheBudget(t *testing.T) {
 	well := slices.Concat(call("i1/x", 1, 1, 1, handled), call("i1/x", 2, 1, 11, failed),
 		call("i1/x", 3, 1, 20, failed), call("i1/x", 3, 1, 30, failed), call("i1/x", 3, 1, 41, handled),
 		call("i2/x", 2, 2, 42, handled),
-		[]event{{Kind: over, Fault: putOut, Began: after(10), At: after(40)}})
+		[]event{
+			{Kind: over, Fault: putOut, Began: after(10), At: after(40)},
+			{Kind: sampled, Figures: map[string]float64{"published": 1}},
+		})
 	r := judge(newHistory(s, well), []rule{callsStayWithinTheBudget})
 	require.NoError(t, r.err())
 	assert.Contains(t, strings.Join(r.rows, "\n"), fmt.Sprintf("%-50s %8.4g   at most 2",

@@ -15,7 +15,7 @@ import (
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
-// readLetters takes dead letters off a queue once a second, as an operator does, and logs each once.
+// readLetters takes dead letters off a queue once a second, as an operator does. It logs each once.
 func (r *run) readLetters(ctx context.Context, queue string) {
 	seen := map[string]bool{} // nonces
 	for rest(ctx, time.Second) {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -104,16 +103,13 @@ func (l *eventLog) append(e event) error {
 	return err
 }
 
-// errEvent means that the log has a line that no process writes.
-var errEvent = errors.New("the log of events cannot be read")
-
 // next returns the events since the last call.
 func (l *eventLog) next() (events []event, err error) {
 	data, err := io.ReadAll(io.NewSectionReader(l.file, l.read, math.MaxInt64-l.read))
 	for ; len(data) >= eventSize && err == nil; data = data[eventSize:] {
 		var e event
 		if failed := json.Unmarshal(data[:eventSize], &e); failed != nil {
-			return events, fmt.Errorf("%w: %q: %w", errEvent, data[:eventSize], failed)
+			return events, fmt.Errorf("an event of the log: %q: %w", data[:eventSize], failed)
 		}
 		events = append(events, e)
 		l.read += eventSize

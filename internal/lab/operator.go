@@ -17,8 +17,6 @@ import (
 // with the tool.
 
 const (
-	// lookPause is between two looks at the blocked keys.
-	lookPause = 300 * time.Millisecond
 	// behindLetter is how long a key stays blocked while no message waits behind its letter.
 	behindLetter = 4 * time.Second
 	// orphaned is the age from which on a mark without a letter is released. A process that ends
@@ -33,7 +31,7 @@ func (in instance) decide(ctx context.Context) error {
 		return err
 	}
 	var o *operate.Operator
-	for rest(ctx, lookPause) {
+	for rest(ctx, 300*time.Millisecond) {
 		var err error
 		if o == nil { // the broker may be down
 			o, err = operate.Open(ctx, in.URLs[0], operate.WithoutPolicyCheck())

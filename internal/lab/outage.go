@@ -63,13 +63,12 @@ func callsStayWithinTheBudget(h *history, r *report) {
 	succeeded := h.Bound + time.Second // since the service is back, not as a probe
 	prober, changes := "", 0
 	for _, e := range h.events {
-		isOut := e.At.After(from) && e.At.Before(back)
 		switch {
 		case e.Kind == sampled:
 			published = append(published, e.Figures["published"])
 		case e.Kind == begun && !e.At.Before(back):
 			after = append(after, e.At)
-		case e.Kind == begun && isOut:
+		case e.Kind == begun && e.At.After(from):
 			out = append(out, e.At)
 			// Two that probe side by side change with each call.
 			if who := instanceOf(e.Who); e.Probe {
@@ -80,17 +79,9 @@ func callsStayWithinTheBudget(h *history, r *report) {
 			}
 		}
 	}
-	spent := map[id]bool{} // an attempt while the service is out: the next one has a higher number
 	for _, a := range h.attempts {
 		if a.outcome == handled && !a.At.Before(back) && !a.Probe {
 			succeeded = min(succeeded, a.At.Sub(back))
-		}
-	}
-	for m, runs := range h.runs {
-		for i, a := range runs[:len(runs)-1] {
-			if runs[i+1].Attempt > a.Attempt && a.end.After(from) && a.end.Before(back) {
-				spent[m] = true
-			}
 		}
 	}
 	figure := func(metric string, value, most float64) {
@@ -104,14 +95,25 @@ func callsStayWithinTheBudget(h *history, r *report) {
 	figure("calls a second while out", float64(len(out))/length, 2)
 	figure("calls in the worst second while out", worstSecond(out), 2+min(strikes, 2))
 	figure("changes of the prober while out", float64(changes), 2*strikes)
-	if n := len(published); n > 1 {
-		figure("publishes a second while out", (published[n-1]-published[0])/length, float64(h.Rate)/8)
-	}
-	figure("seconds from back to the first success but probes", succeeded.Seconds(),
-		h.Bound.Seconds())
+	figure("publishes a second while out", (slices.Max(published)-slices.Min(published))/length,
+		float64(h.Rate)/8)
+	figure("seconds until the first success but probes", succeeded.Seconds(), h.Bound.Seconds())
 	figure("calls in the worst second after it was back", worstSecond(after), bears)
-	figure("messages with an attempt spent while out", float64(len(spent)), 0)
+	figure("messages with an attempt spent while out", float64(h.spent(from, back)), 0)
 	figure("tokens left", float64(h.tokens["millpond.brake."+queueName]), 0)
+}
+
+// spent counts the messages that spent an attempt between two times: the next one has a higher
+// number.
+func (h *history) spent(from, until time.Time) (spent int) {
+	for _, runs := range h.runs {
+		for i, a := range runs[:len(runs)-1] {
+			if runs[i+1].Attempt > a.Attempt && a.end.After(from) && a.end.Before(until) {
+				spent++
+			}
+		}
+	}
+	return spent
 }
 
 // worstSecond returns the most times within any second.

@@ -103,8 +103,7 @@ func (c simulation) figures(name string) map[string]float64 {
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	due := map[int][]backoff.Failure{} // by tick
 	of := map[string]float64{}
-	left, drained, ofSecond := 0, c.until, 0
-	second := 0
+	left, drained, ofSecond, second := 0, c.until, 0, 0
 	for n := 0; second < c.longest && (left > 0 || second < c.end); n++ {
 		second = n / ticks
 		at := start.Add(time.Duration(n) * tick)

@@ -55,15 +55,12 @@ func (r *run) producer(ctx context.Context, w, workers int) {
 	}
 }
 
-// publishLimit bounds a publish with its confirm.
-const publishLimit = 5 * time.Second
-
 // publishOne publishes to the queue key on a channel of dial, and returns nil once the queue has
 // the message. returned is the channel's NotifyReturn, or nil.
 func publishOne(
 	ch *amqp.Channel, returned <-chan amqp.Return, key string, msg amqp.Publishing,
 ) error {
-	ctx, cancel := context.WithTimeout(context.Background(), publishLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	msg.DeliveryMode = amqp.Persistent
 	confirm, err := ch.PublishWithDeferredConfirmWithContext(ctx, "", key, true, false, msg)

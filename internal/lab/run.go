@@ -294,8 +294,8 @@ func (r *run) await(
 // moved for four dead-letter timers: RabbitMQ 4.0.5 has held messages for more than two. Then
 // duplicates may follow for a while.
 func (r *run) calm(ctx context.Context) error {
-	const least = 10 * time.Second // a busy machine is slower than a short timer
-	patience := max(4*cmp.Or(r.Timer, deadLetterTimer), least)
+	// A busy machine is slower than a short timer.
+	patience := max(4*cmp.Or(r.Timer, deadLetterTimer), 10*time.Second)
 	began, missing := time.Now(), 0
 	err := r.await(ctx, "calm", 24*time.Hour, func() bool {
 		missing = r.history.missing()
@@ -329,8 +329,7 @@ func (r *run) Write(p []byte) (int, error) {
 
 // explain prints the events of the first messages with a problem, and what the instances lost.
 func (r *run) explain(rep *report) {
-	const shown = 5
-	suspects := rep.suspects[:min(shown, len(rep.suspects))]
+	suspects := rep.suspects[:min(5, len(rep.suspects))]
 	for _, e := range r.history.events {
 		if slices.Contains(suspects, e.id) || len(suspects) > 0 && (e.Kind == lost || e.Kind == gone) {
 			r.say("%+v", e)

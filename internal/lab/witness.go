@@ -113,18 +113,23 @@ func (w *witness) open() (lines []string) {
 // look takes in a frame, and returns the loss by it. A channel that the client itself closes is no
 // loss: only a scout shows that a publish was given up.
 func (c *witnessed) look(s testbroker.Seen, timeout time.Duration) string {
-	switch method := s.Method(); {
-	case s.Up && method == frame.ConnectionStartOk:
-		c.who = connectionName(s.Args())
-	case s.Up && method == frame.ChannelOpen:
-		c.forget(s.Channel(), 0, math.MaxUint64)
-		delete(c.tags, s.Channel())
-	case s.Up && method == frame.BasicPublish:
-		c.publishes = true
-		if c.scouts(s, timeout) {
-			return lostPublishing
+	if s.Up {
+		switch s.Method() {
+		case frame.ConnectionStartOk:
+			c.who = connectionName(s.Args())
+		case frame.ChannelOpen:
+			c.forget(s.Channel(), 0, math.MaxUint64)
+			delete(c.tags, s.Channel())
+		case frame.BasicPublish:
+			c.publishes = true
+			if c.scouts(s, timeout) {
+				return lostPublishing
+			}
 		}
-	case !s.Up && (method == frame.BasicAck || method == frame.BasicNack):
+		return ""
+	}
+	switch s.Method() {
+	case frame.BasicAck, frame.BasicNack:
 		args := frame.Args(s.Args())
 		tag := args.Uint64()
 		first := tag
@@ -132,12 +137,15 @@ func (c *witnessed) look(s testbroker.Seen, timeout time.Duration) string {
 			first = 0
 		}
 		c.forget(s.Channel(), first, tag)
-	case !s.Up && method == frame.BasicDeliver:
+	case frame.BasicDeliver:
 		c.consumes = true
-	case !s.Up && (method == frame.ChannelClose || method == frame.BasicCancel) && c.consumes:
-		return lostConsuming
-	case !s.Up && method == frame.ChannelClose && c.publishes:
-		return lostPublishing
+	case frame.ChannelClose, frame.BasicCancel:
+		if c.consumes {
+			return lostConsuming
+		}
+		if c.publishes {
+			return lostPublishing
+		}
 	}
 	return ""
 }
