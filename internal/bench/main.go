@@ -5,8 +5,8 @@
 //
 // All entries of a contest take turns, round by round. It compares the turns of each round and
 // prints the median and the range of their ratios. -scale measures instead how figures grow with
-// waiting messages, handlers and payloads. -out writes all samples to a file. With -fill it measures
-// nothing and fills the tables of a page from such files:
+// waiting messages, handlers and payloads. -out writes all samples to a file. With -fill it
+// measures nothing and fills the tables of a page from such files:
 //
 //	go run . -fill ../../docs/performance.md contests.json scale.json
 //
