@@ -103,39 +103,34 @@ func (in installation) buildHome(home, from string) error {
 	if err := in.linkFiles(filepath.Join(home, "sbin"), filepath.Join(from, "sbin", "*")); err != nil {
 		return err
 	}
-	applications, err := filepath.Glob(filepath.Join(from, "plugins", "*-*"))
-	if err != nil {
-		return err
-	}
-	khepri, err := filepath.Glob(filepath.Join(from, "plugins", "khepri-*"))
-	if err != nil {
-		return err
-	}
-	withKhepri := len(khepri) > 0
-	for _, application := range applications {
-		name := filepath.Base(application)
+	khepri, errKhepri := filepath.Glob(filepath.Join(from, "plugins", "khepri-*"))
+	ours, errOurs := filepath.Glob(filepath.Join(from, "plugins", "*-*"))
+	erlangs, err := filepath.Glob(filepath.Join(in.root, erlang, "*"))
+	err = errors.Join(err, errKhepri, errOurs)
+	for _, application := range ours {
 		switch {
-		case isPlugin(name):
+		case isPlugin(filepath.Base(application)):
 		case needsItsFolder(application):
-			err = in.linkFiles(filepath.Join(home, "plugins"), application)
-		case withKhepri:
-			err = in.linkFiles(all, filepath.Join(application, "ebin", "*"))
+			err = errors.Join(err, in.linkFiles(filepath.Join(home, "plugins"), application))
+		case len(khepri) > 0:
+			err = errors.Join(err, in.linkFiles(all, filepath.Join(application, "ebin", "*")))
 		default:
-			err = errors.Join(in.linkFiles(all, filepath.Join(application, "ebin", "*.beam")),
+			err = errors.Join(err, in.linkFiles(all, filepath.Join(application, "ebin", "*.beam")),
 				unlist(all, application))
 		}
-		if err != nil {
-			return err
+	}
+	for _, application := range erlangs {
+		err = errors.Join(err, in.linkFiles(all, filepath.Join(application, "ebin", "*.beam")))
+		if name := filepath.Base(application); unlisted.MatchString(name) ||
+			// Khepri looks through the compiler and the libraries. RabbitMQ 4 loads none of them early.
+			len(khepri) == 0 && strings.HasPrefix(name, "compiler-") {
+			err = errors.Join(err, unlist(all, application))
 		}
 	}
-	if found, err := filepath.Glob(filepath.Join(home, "plugins", "rabbit-*")); err != nil ||
-		len(found) != 1 {
-		return errors.New("not the usual layout")
+	if found, _ := filepath.Glob(filepath.Join(home, "plugins", "rabbit-*")); len(found) != 1 {
+		err = errors.Join(err, errors.New("not the usual layout"))
 	}
-	if err := in.linkFiles(all, filepath.Join(in.root, erlang, "*", "ebin", "*.beam")); err != nil {
-		return err
-	}
-	return in.unlistAll(all, withKhepri)
+	return err
 }
 
 // unlisted matches the name of an application of Erlang that RabbitMQ or its database does not look
@@ -145,24 +140,6 @@ var unlisted = regexp.MustCompile(
 
 // moduleList is the list of modules in the file of an application.
 var moduleList = regexp.MustCompile(`\{\s*modules\s*,\s*\[[^\]]*\]\s*\}`)
-
-// unlistAll spares the compiler if the database is Khepri, which looks through it and through the
-// libraries. RabbitMQ 4 loads none of them early.
-func (in installation) unlistAll(all string, khepri bool) error {
-	applications, err := filepath.Glob(filepath.Join(in.root, erlang, "*"))
-	if err != nil {
-		return err
-	}
-	for _, application := range applications {
-		name := filepath.Base(application)
-		if unlisted.MatchString(name) || !khepri && strings.HasPrefix(name, "compiler-") {
-			if err := unlist(all, application); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
 
 // unlist copies an application of Erlang without its list of modules.
 func unlist(all, application string) error {
