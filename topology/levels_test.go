@@ -104,7 +104,7 @@ func TestLevelsRoundToFewerHops(t *testing.T) {
 // pass as many wait queues as the route says, the longest first, for as long in total.
 func requireWalk(t testing.TB, broker, plan topology.Plan, route topology.Route) {
 	t.Helper()
-	waits, end := rig.Walk(t, broker, route)
+	waits, end := walk(t, broker, route)
 	require.Equal(t, plan.Queue, end)
 	require.Len(t, waits, route.Hops)
 	var total time.Duration
@@ -153,7 +153,7 @@ func TestLevelsPlanDependsOnNoDelay(t *testing.T) {
 	another := rig.PlanOf(t, topology.Levels{}, "letters")
 	require.Equal(t, none.Queues[:33], another.Queues[:33])
 	require.Equal(t, none.Exchanges, another.Exchanges)
-	require.Len(t, rig.Merged(none, another).Bindings, len(none.Bindings)+1)
+	require.Len(t, merged(none, another).Bindings, len(none.Bindings)+1)
 }
 
 // Given different strategies on one broker, then equal names have equal arguments, and
@@ -186,7 +186,7 @@ func TestLevelsThatDifferDoNotConflict(t *testing.T) {
 			requireSame("exchange "+e.Name, e)
 		}
 	}
-	broker := rig.Merged(plans...)
+	broker := merged(plans...)
 	for _, plan := range plans {
 		for _, asked := range []time.Duration{
 			1, time.Second, 59900 * time.Millisecond, 80 * time.Second,
@@ -312,7 +312,7 @@ func TestLevelsKeepDestinationsApart(t *testing.T) {
 			plan := rig.PlanOf(t, strategy, name)
 			plans = append(plans, plan)
 		}
-		broker := rig.Merged(plans...)
+		broker := merged(plans...)
 		for _, plan := range plans {
 			for _, asked := range []time.Duration{1, 777 * ms, 9876 * ms, 1<<38*ms - 1} {
 				route, err := plan.Route(topology.Retry{Delay: asked})
@@ -351,7 +351,7 @@ func FuzzLevels(f *testing.F) {
 		route, err := first.Route(topology.Retry{Delay: delay})
 		require.NoError(t, err)
 		require.LessOrEqual(t, len(route.RoutingKey), 255)
-		requireWalk(t, rig.Merged(first, second), first, route)
+		requireWalk(t, merged(first, second), first, route)
 		step := first.Levels.Resolution
 		longest := time.Duration(1<<first.Levels.Levels-1) * step
 		if delay <= longest {

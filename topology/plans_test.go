@@ -437,7 +437,7 @@ func TestPerAttemptPlan(t *testing.T) {
 		require.Equal(t, want, names)
 		require.Equal(t, "q.dlq", plan.Dead.RoutingKey)
 		for i, step := range plan.WaitSteps {
-			waits, end := rig.Walk(t, plan, step)
+			waits, end := walk(t, plan, step)
 			require.Equal(t, "q", end)
 			require.Len(t, waits, 1)
 			require.Equal(t, want[i], waits[0].Name)

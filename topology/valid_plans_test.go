@@ -79,7 +79,7 @@ func planned(t testing.TB) map[string]topology.Plan {
 	}
 	more, events := amqp.Table{"x-max-length": 1000}, []string{"events"}
 	strategies := map[string]topology.Strategy{
-		"of a user":          rig.PerQueueByHand{},
+		"of a user":          perQueueByHand{},
 		"per queue":          topology.PerQueue{},
 		"per queue, classic": topology.PerQueue{Type: topology.Classic},
 		"per queue, target":  topology.PerQueue{Dead: target},
@@ -338,7 +338,7 @@ func TestAWeakerGuaranteeIsChosenByName(t *testing.T) {
 			args["x-dead-letter-strategy"] = "at-most-once"
 		},
 	} {
-		plan := rig.PlanOf(t, rig.PerQueueByHand{}, "orders")
+		plan := rig.PlanOf(t, perQueueByHand{}, "orders")
 		change(plan.Queues[0].Arguments)
 		require.NoError(t, topology.ValidatePlan(plan), name)
 	}
@@ -356,7 +356,7 @@ func TestAPlanThatMultipliesMessagesIsRefused(t *testing.T) {
 	require.ErrorContains(t, topology.ValidatePlan(plan),
 		`leads to queue "orders" before the wait is over`)
 
-	plan = rig.PlanOf(t, rig.PerQueueByHand{}, "orders")
+	plan = rig.PlanOf(t, perQueueByHand{}, "orders")
 	plan.Queues[0].Arguments["x-dead-letter-routing-key"] = plan.Queues[0].Name
 	require.ErrorContains(t, topology.ValidatePlan(plan), "in a circle")
 }

@@ -53,7 +53,7 @@ type vanishing struct {
 	strategy topology.Strategy
 	stranded string
 	failed   atomic.Int64
-	done     *rig.Ledger // of second attempts
+	done     *rig.Calls // of second attempts
 }
 
 func (s *vanishing) start() *rig.Service {
@@ -127,7 +127,7 @@ func TestIncidentDeletedQueue(t *testing.T) {
 						flags: append([]string{"--management", api, "--prefix", prefix}, flags...),
 					}),
 					strategy: strandings[name].strategy(prefix), stranded: prefix + ".stranded",
-					done: rig.NewLedger(),
+					done: rig.NewCalls(),
 				}
 				s.queueDeleted()
 				s.bindingDeleted()

@@ -43,7 +43,8 @@ func run(
 	t.Helper()
 	sub, err := amqpv3.NewSubscriber(client, cfg, topology.ForPolicy(policy))
 	require.NoError(t, err)
-	router := rig.Router(t, client, policy, message.RouterConfig{}, watermill.NopLogger{}, nil)
+	logger := watermill.NopLogger{}
+	router := rig.Router(t, message.RouterConfig{}, logger, rig.Retry(t, client, policy, logger))
 	calls := make(chan rig.Arrival, 10)
 	router.AddConsumerHandler("handler", topic, sub, func(msg *message.Message) error {
 		attempt := middleware.Attempt(msg.Context())

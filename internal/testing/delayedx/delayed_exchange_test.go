@@ -42,7 +42,6 @@ func TestDelayedExchange(t *testing.T) {
 	for name, scenario := range map[string]scenario{
 		"every attempt comes on time":           attemptsComeOnTime,
 		"every message ends":                    everyMessageEnds,
-		"a delay between two steps":             betweenSteps,
 		"a vanished exchange":                   vanishedExchange,
 		"the least permissions suffice":         leastPermissions,
 		"definitions":                           definitions,
@@ -132,20 +131,14 @@ func attemptsComeOnTime(t *testing.T, node *testbroker.Node, st topology.Delayed
 	rig.AwaitAttempts(t, attempts, 1, 2, 3, 4)
 	s.RequireOneConnection() // no message was taken for a failed publish
 	s.RequireNothingLeft(0)
-	require.Zero(t, depth(t, node, s.Plan, "stranded"), "a second copy")
+	require.Zero(t, stranded(t, node, st), "a second copy")
 	require.Len(t, s.Logs.Saying("had vanished"), 0)
 }
 
-// depth counts the messages in the queue of a plan whose name ends so.
-func depth(t *testing.T, node *testbroker.Node, plan topology.Plan, suffix string) int {
+// stranded counts the stranded messages of a strategy.
+func stranded(t *testing.T, node *testbroker.Node, st topology.DelayedExchange) int {
 	t.Helper()
-	for _, q := range plan.Queues {
-		if len(q.Name) > len(suffix) && q.Name[len(q.Name)-len(suffix):] == suffix {
-			return testbroker.Depth(t, node.URL(), q.Name)
-		}
-	}
-	t.Fatalf("no queue of the plan ends in %q", suffix)
-	return 0
+	return testbroker.Depth(t, node.URL(), st.Prefix+".stranded")
 }
 
 // Given a message for each way in which a message can end, then each ends as with every strategy.
@@ -154,18 +147,6 @@ func everyMessageEnds(t *testing.T, node *testbroker.Node, st topology.DelayedEx
 		URL: node.URL(), Queue: own(t), Strategy: st, Policy: backoff.List{time.Second},
 	})
 	rig.RequireEveryWay(t, rig.Start(t, cfg), handled, node.URL(), false)
-}
-
-// Given a policy that cannot list its delays, then a delay grows by no more than a twentieth.
-func betweenSteps(t *testing.T, node *testbroker.Node, st topology.DelayedExchange) {
-	var calls rig.Timeline
-	s := rig.Start(t, rig.Config{
-		URL: node.URL(), Queue: own(t), Strategy: st, UnknownPolicy: true,
-		Policy: rig.UnlistedDelays(1230*time.Millisecond, 2510*time.Millisecond), Handle: calls.Fail,
-	})
-	publish(t, node, st, s.Queue, rig.Message("again"))
-	_ = s.DeadLetter()
-	calls.RequireGaps(t, s.Plan, 1300*time.Millisecond, 2600*time.Millisecond)
 }
 
 // Given a delayed exchange that is deleted while messages wait, when the next message fails, then
@@ -295,6 +276,6 @@ func siblings(t *testing.T, node *testbroker.Node, st topology.DelayedExchange) 
 	}
 	for _, s := range services {
 		s.RequireNothingLeft(0)
-		require.Zero(t, depth(t, node, s.Plan, "stranded"))
+		require.Zero(t, stranded(t, node, st))
 	}
 }

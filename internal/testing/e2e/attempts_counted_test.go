@@ -9,17 +9,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill"
-	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/passage"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -135,42 +131,4 @@ func goqueueRow(t *testing.T, strategy topology.Strategy) {
 	}
 	r.Stop()
 	require.Equal(t, []int{0, 0}, []int{r.Depth(""), testbroker.Depth(t, url, graveyard)})
-}
-
-// Given a handler that passes on the message that it received, when the message fails on the next
-// queue, then its attempts count from one there. The retry state of the first queue is invisible.
-func TestForwardedMessageStartsAtAttemptOne(t *testing.T) {
-	t.Parallel()
-	url, attempts := testbroker.URL(t), make(chan int, 10)
-	second := rig.Start(t, rig.Config{
-		URL: url, Policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 1},
-		Handle: func(msg *message.Message) error {
-			for key := range msg.Metadata {
-				if middleware.Attempt(msg.Context()) == 1 && keys.IsLive(key) {
-					t.Errorf("header %s of another queue is visible", key)
-				}
-			}
-			attempts <- middleware.Attempt(msg.Context())
-			return rig.ErrFailed
-		},
-	})
-
-	pub, err := wamqp.NewPublisher(rig.QueueConfig(url), watermill.NopLogger{})
-	require.NoError(t, err)
-	var calls rig.Timeline
-	first := rig.Start(t, rig.Config{
-		URL: url, Policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 3},
-		Publisher: pub, PublishTopic: second.Queue,
-		Handler: func(msg *message.Message) ([]*message.Message, error) {
-			if calls.Add() < 3 {
-				return nil, rig.ErrFailed
-			}
-			return []*message.Message{msg}, nil
-		},
-	})
-	first.Send("forwarded")
-	dead := second.DeadLetter()
-	rig.AwaitAttempts(t, attempts, 1, 2)
-	require.Equal(t, "2", dead.Headers[header.DeadFailures])
-	require.Equal(t, second.Queue, dead.Headers[header.DeadQueue])
 }

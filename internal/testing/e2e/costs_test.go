@@ -2,7 +2,6 @@ package e2e_test
 
 import (
 	"encoding/binary"
-	"fmt"
 	"net"
 	"runtime"
 	"sync"
@@ -18,8 +17,6 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/frame"
 	"github.com/millpond-go/millpond/internal/testing/rig"
-	"github.com/millpond-go/millpond/internal/wire"
-	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // traffic counts the frames and writes of clients, over all their connections.
@@ -41,38 +38,32 @@ func (c *traffic) take() (writes int, frames map[string]int) {
 // dial opens a connection and counts its traffic.
 func (c *traffic) dial(network, address string) (net.Conn, error) {
 	conn, err := net.Dial(network, address)
-	return &countedConn{Conn: conn, traffic: c}, err
+	return &countedConn{frame.Watch(conn, c.sent, nil), c}, err
+}
+
+func (c *traffic) sent(f frame.Frame) {
+	if f.Kind() == frame.KindHeartbeat {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.frames[f.String()]++
+	if f.Method() == frame.BasicAck {
+		c.last = max(c.last, binary.BigEndian.Uint64(f.Args()))
+	}
 }
 
 type countedConn struct {
 	net.Conn
 	traffic *traffic
-	rest    []byte // the part of a frame so far
 }
 
 func (c *countedConn) Write(b []byte) (int, error) {
-	c.traffic.mu.Lock()
-	heartbeat := len(b) > 0 && b[0] == frame.KindHeartbeat
-	if !heartbeat {
+	if len(b) > 0 && b[0] != frame.KindHeartbeat {
+		c.traffic.mu.Lock()
 		c.traffic.writes++
+		c.traffic.mu.Unlock()
 	}
-	c.rest = append(c.rest, b...)
-	for {
-		next, rest, isFrame := frame.Next(c.rest)
-		if next == nil {
-			break
-		}
-		if isFrame && !heartbeat {
-			f := frame.Frame(next)
-			c.traffic.frames[f.String()]++
-			if f.Method() == frame.BasicAck {
-				c.traffic.last = max(c.traffic.last, binary.BigEndian.Uint64(f.Args()))
-			}
-		}
-		c.rest = rest
-	}
-	c.rest = append([]byte(nil), c.rest...)
-	c.traffic.mu.Unlock()
 	return c.Conn.Write(b)
 }
 
@@ -141,64 +132,4 @@ func TestCostOfARetry(t *testing.T) { // not parallel: it counts the allocations
 	perMessage := float64(after.Mallocs-before.Mallocs) / n
 	t.Logf("%.1f allocations for each message that fails", perMessage)
 	assert.Less(t, perMessage, float64(mostAllocations))
-}
-
-// thirdTime is the retry state of a message that has failed twice.
-func thirdTime() header.RetryState {
-	at := time.Date(2026, 2, 3, 4, 5, 6, 789_000_000, time.UTC)
-	n := header.RetryState{
-		Failures: 2, FirstSeen: at, FirstFailure: at, WaitingSince: at, Delay: 10 * time.Second,
-		OriginExchange: "shop", OriginRoutingKey: "orders.eu", Error: "the shop is closed",
-		Class: header.ClassRetryable,
-	}
-	for attempt := range 2 {
-		n.History = append(n.History, header.AttemptError{
-			Attempt: attempt + 1, At: at, Handler: "billing", Class: header.ClassRetryable,
-			Error: n.Error, Delay: "10s",
-		})
-	}
-	return n
-}
-
-// tenHeaders is a delivery with ten headers of its producer.
-var tenHeaders = func() *amqp.Delivery {
-	headers := amqp.Table{}
-	for i := range 10 {
-		headers[fmt.Sprint("key-", i)] = "value"
-	}
-	return &amqp.Delivery{Headers: headers, MessageId: "id", Body: make([]byte, 1024)}
-}()
-
-var codec = map[string]struct {
-	run  func()
-	most float64 // allocations
-}{
-	"state out": {func() { thirdState.Headers("orders") }, 5},
-	"state in": {func() {
-		header.Parse("orders", func(key string) (string, bool) {
-			value, ok := thirdHeaders[key]
-			return value, ok
-		})
-	}, 2},
-	"message out": {func() {
-		wire.Publishing(tenHeaders, func(string) bool { return false }, thirdHeaders)
-	}, 11},
-	"message in": {func() { wire.TextHeaders(tenHeaders.Headers) }, 4},
-}
-
-var (
-	thirdState   = thirdTime()
-	thirdHeaders = thirdState.Headers("orders")
-)
-
-// Given a message with ten headers that has failed twice, when its headers are written or parsed,
-// then that takes at most these allocations.
-func TestAllocationsOfTheCodec(t *testing.T) {
-	for name, c := range codec {
-		allocs := testing.AllocsPerRun(100, c.run)
-		t.Logf("%s: %v allocations", name, allocs)
-		if allocs > c.most {
-			t.Errorf("%s: %v allocations, at most %v expected", name, allocs, c.most)
-		}
-	}
 }

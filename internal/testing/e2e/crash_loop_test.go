@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -126,16 +127,17 @@ func (q *crashQueue) depth(name string) int {
 // begin starts a process on the queue.
 func (q *crashQueue) begin() *rig.Mortal {
 	q.t.Helper()
-	cfg := rig.QueueConfig(q.url)
-	cfg.Queue.Arguments = q.args
-	cfg.Consume.Qos.PrefetchCount = q.concurrency + waitingBehind
+	c := rig.Config{URL: q.url, Queue: q.queue, Configure: func(cfg *wamqp.Config) {
+		cfg.Queue.Arguments = q.args
+		cfg.Consume.Qos.PrefetchCount = q.concurrency + waitingBehind
+	}}
 	handle := func(m *rig.Mortal, msg *message.Message) error {
 		if attempt := middleware.Attempt(msg.Context()); attempt != 1 {
 			q.t.Errorf("a death has cost an attempt: this is number %d", attempt)
 		}
 		return q.handle(m, string(msg.Payload))
 	}
-	return rig.StartMortal(q.t, cfg, q.queue, q.concurrency, handle)
+	return rig.StartMortal(q.t, c, q.concurrency, handle)
 }
 
 // work handles a message for a while, unless the process dies meanwhile.
@@ -247,22 +249,23 @@ func counted(reasons map[string]string) map[string]int {
 	return n
 }
 
-// eachLimit runs a subtest for each concurrency and declared delivery limit, and numbers them. A
-// limit of 8 is in TestManyDeathsLoseNothingUnderAnUnseenLimit.
+// eachLimit runs a subtest for each concurrency under a small delivery limit, and for others, and
+// numbers them. A limit of 8 is in TestManyDeathsLoseNothingUnderAnUnseenLimit.
 func eachLimit(t *testing.T, run func(t *testing.T, q *crashQueue, i int)) {
 	t.Helper()
 	url := testbroker.URL(t)
 	conn := testbroker.Dial(t, url)
 	var all sync.WaitGroup
-	for i, concurrency := range []int{1, 10, 100} {
-		for j, declared := range []string{"3", "default", "none"} {
-			all.Go(func() {
-				defer rig.Place()()
-				t.Run(fmt.Sprintf("concurrency %d, limit %s", concurrency, declared), func(t *testing.T) {
-					run(t, newCrashQueue(t, conn, url, concurrency, declared), i+j)
-				})
+	for i, c := range []struct {
+		concurrency int
+		declared    string
+	}{{100, "3"}, {10, "3"}, {1, "3"}, {100, "none"}, {10, "default"}} {
+		all.Go(func() {
+			defer rig.Place()()
+			t.Run(fmt.Sprintf("concurrency %d, limit %s", c.concurrency, c.declared), func(t *testing.T) {
+				run(t, newCrashQueue(t, conn, url, c.concurrency, c.declared), i)
 			})
-		}
+		})
 	}
 	all.Wait()
 }
@@ -271,7 +274,7 @@ func eachLimit(t *testing.T, run func(t *testing.T, q *crashQueue, i int)) {
 // moments and at once, and then one lives on, then every message is handled or a dead letter.
 //
 // A death waits until the process has put out of danger the messages that the broker would drop
-// with it; see crashQueue.kill. Every pair of a concurrency, a limit and a length of life is tried.
+// with it; see crashQueue.kill.
 func TestManyDeathsLoseNothing(t *testing.T) {
 	t.Parallel()
 	eachLimit(t, func(t *testing.T, q *crashQueue, i int) { q.dieOften(i%2 == 0) })
@@ -282,13 +285,12 @@ func TestManyDeathsLoseNothing(t *testing.T) {
 // letter.
 func TestManyDeathsLoseNothingUnderAnUnseenLimit(t *testing.T) {
 	t.Parallel()
-	node := testbroker.Private(t)
-	node.Ctl(t, "set_policy", "--apply-to", "queues", "small", ".*", `{"delivery-limit":8}`)
-	conn := testbroker.Dial(t, node.URL())
+	url := ruledBy(t, "limited")
+	conn := testbroker.Dial(t, url)
 	for _, concurrency := range []int{1, 10, 40} {
 		t.Run(fmt.Sprintf("concurrency %d", concurrency), func(t *testing.T) {
 			t.Parallel()
-			q := newCrashQueue(t, conn, node.URL(), concurrency, "default")
+			q := newCrashQueue(t, conn, url, concurrency, "default")
 			q.limit = 8
 			q.dieOften(false)
 		})
@@ -387,7 +389,7 @@ func TestSuspectsOfOneQueueDoNotStopAnother(t *testing.T) {
 		client := rig.OpenWith(t, cfg.Connection, topology.PerQueue{}, topology.WithLogger(logs))
 		sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy), topology.WithConcurrency(4))
 		require.NoError(t, err)
-		router := rig.Router(t, client, policy, message.RouterConfig{}, logs, nil)
+		router := rig.Router(t, message.RouterConfig{}, logs, rig.Retry(t, client, policy, logs))
 		for queue, handle := range map[string]message.NoPublishHandlerFunc{
 			"slow":  func(*message.Message) error { <-time.After(20 * time.Second); return nil },
 			"quick": func(*message.Message) error { quick.Add(1); return nil },
@@ -445,7 +447,7 @@ func TestOnlyAMarkFromAWaitQueueMakesASuspect(t *testing.T) {
 	t.Parallel()
 	const others = 30
 	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
-		tried, done := rig.NewBusy(), rig.NewLedger()
+		tried, done := rig.NewCalls(), rig.NewCalls()
 		next := make(chan struct{})
 		run := func() *rig.Service {
 			return rig.Start(t, rig.Config{
@@ -479,7 +481,7 @@ func TestOnlyAMarkFromAWaitQueueMakesASuspect(t *testing.T) {
 		for i := range 3 {
 			next <- struct{}{}
 			<-time.After(time.Second)
-			require.Equal(t, 2+i, tried.Distinct())
+			require.Equal(t, 2+i, tried.Count())
 		}
 
 		stopped := make(chan struct{})

@@ -232,7 +232,7 @@ func TestWrongTimestampDecidesNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
-				began, calls := time.Now(), rig.NewBusy()
+				began, calls := time.Now(), rig.NewCalls()
 				r := rig.Start(t, rig.Config{
 					URL: broker.URL(), Policy: backoff.List{100 * time.Millisecond, 240 * time.Hour},
 					SubscriberOptions: []topology.SubscriberOption{c.option},

@@ -3,7 +3,6 @@ package e2e_test
 import (
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -11,8 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/keys"
-	"github.com/millpond-go/millpond/internal/testing/passage"
 	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/middleware"
@@ -133,65 +130,5 @@ func TestSubscriberWithoutThePolicyIsNamed(t *testing.T) {
 		}
 		require.Len(t, r.Logs.EntriesOf(willBeRetried), len(told), "they did not wait")
 		require.Empty(t, r.Logs.EntriesOf("Message set aside"), "they did not wait")
-	})
-}
-
-func TestRoundingOfLevelsNamesTheResolution(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		broker := peer.Start(t, func(p *peer.Publish) {
-			if p.Exchange == "" {
-				p.Accept()
-			} else { // The peer has no exchanges: the message waits for good.
-				p.Ack(p.Tag, false)
-			}
-		})
-		r := rig.Start(t, rig.Config{
-			URL: broker.URL(), Strategy: rig.Levels(t, topology.Quorum), Handle: rig.Fail,
-			Policy: backoff.List{110 * time.Millisecond},
-		})
-		r.Send("levels", "levels")
-		rig.WaitFor(t, "both to wait", func() bool { return r.Logs.Said(willBeRetried) == 2 })
-		require.Equal(t, 1, r.Logs.Said("give topology.Levels a smaller Resolution"))
-		require.Empty(t, r.Logs.EntriesOf(roundedUp))
-	})
-}
-
-// Given a policy with jitter, when two hundred messages fail, then each waits in the first wait
-// step of the plan that is as long as its delay, and all steps are used (P5).
-func TestJitterSpreadsOverPlannedWaitSteps(t *testing.T) {
-	t.Parallel()
-	const messages, half = 200, 500 * time.Millisecond
-	steps := []time.Duration{half, 2 * half, 3 * half, 4 * half}
-	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
-		back := make(chan rig.Arrival, messages)
-		r := rig.Start(t, rig.Config{
-			URL: broker.URL(), Policy: backoff.FullJitter{Policy: backoff.List{2 * time.Second}},
-			SubscriberOptions: rig.InFlight(16),
-			Handler: func(msg *message.Message) ([]*message.Message, error) {
-				if middleware.Attempt(msg.Context()) == 1 {
-					return nil, rig.ErrFailed
-				}
-				return rig.Collect(back)(msg)
-			},
-		})
-		names := make([]string, len(steps))
-		for i, step := range r.Plan.WaitSteps {
-			require.Equal(t, steps[i], step.Delay)
-			require.Contains(t, r.Plan.String(), " "+step.Delay.String()+" ")
-			names[i] = step.RoutingKey
-		}
-		rig.Fill(t, r.URL, r.Queue, messages)
-		used := map[string]int{}
-		for range messages {
-			came := rig.Await(t, back)
-			delay, err := time.ParseDuration(came.Msg.Metadata.Get(keys.Delay))
-			require.NoError(t, err)
-			i := slices.IndexFunc(steps, func(step time.Duration) bool { return step >= delay })
-			require.Equal(t, names[i:i+1], passage.Queues(&came.Raw), "rounded up from %v", delay)
-			used[names[i]]++
-		}
-		require.Len(t, used, len(steps))
-		require.Zero(t, r.Logs.Said("had vanished"), "no queue that was not planned")
 	})
 }

@@ -15,7 +15,6 @@ type leg struct {
 	name     string
 	side     side
 	dead     bool // it goes to the DLQ, not to a wait queue
-	classic  bool // the declared queues are classic, not quorum
 	vanished bool // its queue was deleted: basic.return, declare, publish again
 	atOnce   bool // straight to the tail of its queue
 }
@@ -25,7 +24,6 @@ var legs = []leg{
 	{name: "dead-letter", side: publishing, dead: true},
 	{name: "republish to a vanished queue", side: publishing, vanished: true},
 	{name: "dead-letter to a vanished queue", side: publishing, dead: true, vanished: true},
-	{name: "republish, classic", side: publishing, classic: true},
 	{name: "republish at once", side: publishing, atOnce: true},
 	{name: "consume and republish", side: consuming},
 	{name: "consume and dead-letter", side: consuming, dead: true},
@@ -160,14 +158,12 @@ type journal struct {
 
 // report is the content of a journal so far.
 type report struct {
-	fired      bool
-	unanswered int // publishes the client has given up
-	confirms   int
-	acks       int // deliveries that were acked
-	handled    int
-	excused    int               // acks of other messages
-	early      []string          // acks that came before their confirm
-	frames     []testbroker.Seen // of the leg, since it was armed
+	fired    bool
+	confirms int
+	acks     int // deliveries that were acked
+	handled  int
+	early    []string          // acks that came before their confirm
+	frames   []testbroker.Seen // of the leg, since it was armed
 }
 
 // wirePlace is the channel that gets the answer to a publish; zero means none.
@@ -233,9 +229,6 @@ func (j *journal) passed(s side, seen testbroker.Seen) {
 	method, at := seen.Method(), wirePlace{seen.Connection, seen.Channel()}
 	switch {
 	case s == publishing && method == frame.BasicPublish:
-		if j.publish != (wirePlace{}) {
-			j.seen.unanswered++
-		}
 		j.publish, j.returned = at, false
 		j.tags[at]++
 	case s == publishing && at == j.publish && method == frame.BasicReturn:
@@ -256,7 +249,7 @@ func (j *journal) passed(s side, seen testbroker.Seen) {
 		j.settled(at, seen)
 	case s == consuming && seen.Up && method == frame.BasicAck:
 		j.seen.acks += j.settled(at, seen)
-		if j.seen.acks > j.seen.confirms+j.seen.handled+j.seen.excused {
+		if j.seen.acks > j.seen.confirms+j.seen.handled {
 			j.seen.early = append(j.seen.early, fmt.Sprintf("ack %d after %d confirms and %d successes",
 				j.seen.acks, j.seen.confirms, j.seen.handled))
 		}
@@ -273,12 +266,11 @@ func (j *journal) settled(at wirePlace, seen testbroker.Seen) int {
 	return before - len(j.open[at])
 }
 
-// count adds one to a number of the report: handled right before the handler returns nil, excused
-// when an ack of another message comes.
-func (j *journal) count(number *int) {
+// handled counts a message right before the handler returns nil.
+func (j *journal) handled() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	*number++
+	j.seen.handled++
 }
 
 // heal ends a freeze.

@@ -27,7 +27,7 @@ import (
 // exchange. The type of the wait queues makes no difference to a design.
 var ways = []string{
 	"PerQueue quorum", "PerQueue classic", "PerAttempt quorum", "Shared classic", "Levels quorum",
-	"PerQueue Via classic", "Shared Via quorum", "DelayedExchange Via quorum",
+	"PerQueue Via classic", "Shared Via quorum",
 }
 
 func strategyOf(t testing.TB, way string) topology.Strategy {
@@ -47,19 +47,8 @@ func strategyOf(t testing.TB, way string) topology.Strategy {
 		s := rig.Shared(t, kind)
 		s.Via = via
 		return s
-	case "DelayedExchange":
-		return topology.DelayedExchange{Type: kind, Via: via, Prefix: prefix}
 	}
 	return rig.Levels(t, kind)
-}
-
-// urlFor returns the URL of a broker that knows the strategy.
-func urlFor(t testing.TB, strategy topology.Strategy) string {
-	t.Helper()
-	if _, plugin := strategy.(topology.DelayedExchange); plugin {
-		return testbroker.Private(t, testbroker.DelayedPlugin(t)).URL()
-	}
-	return testbroker.URL(t)
 }
 
 // levelsOf are the wait queues of Levels that add up to a delay, in the order of a message.
@@ -118,11 +107,9 @@ var designs = []struct {
 	cannot map[string]string
 }{
 	{"outbox", outboxRow, map[string]string{"Via": "siblings on the exchange get each retry"}},
-	{"goqueue", goqueueRow, map[string]string{"DelayedExchange": "there is no retry queue to see"}},
-	{"shared", sharedRow, map[string]string{
-		"PerQueue": noneShared, "PerAttempt": noneShared, "DelayedExchange": noneShared,
-	}},
-	{"adr", adrRow, map[string]string{"DelayedExchange": "a confirmed copy is not durable yet (F49)"}},
+	{"goqueue", goqueueRow, nil},
+	{"shared", sharedRow, map[string]string{"PerQueue": noneShared, "PerAttempt": noneShared}},
+	{"adr", adrRow, nil},
 	{"block", blockRow, map[string]string{"": "only the queue that failed gets the retry"}},
 }
 
@@ -217,7 +204,14 @@ func sharedRow(t *testing.T, strategy topology.Strategy) {
 	target := func(queue string) topology.Route {
 		return topology.Route{Exchange: dlx, RoutingKey: "dead." + queue}
 	}
-	strategy = rig.WithDeadLetters(strategy, topology.DeadLetters{Target: target})
+	switch s := strategy.(type) {
+	case topology.Shared:
+		s.Dead.Target = target
+		strategy = s
+	case topology.Levels:
+		s.Dead.Target = target
+		strategy = s
+	}
 	const ms = time.Millisecond
 	long := backoff.Exponential{Initial: 2 * ms, Factor: 10, Max: time.Second, Retries: 5}
 	short := backoff.List{200 * ms, time.Second}
@@ -343,7 +337,7 @@ func blockRow(t *testing.T, strategy topology.Strategy) {
 	const ms = time.Millisecond
 	delays := backoff.List{50 * ms, 120 * ms, 300 * ms, 600 * ms, time.Second}
 	const key = "order.created.eu"
-	url := urlFor(t, strategy)
+	url := testbroker.URL(t)
 	plan, err := topology.PlanFor(strategy, "any", delays)
 	require.NoError(t, err)
 	exchange := plan.Via.Exchanges[0]
@@ -379,11 +373,7 @@ func blockRow(t *testing.T, strategy topology.Strategy) {
 		Handle: rig.Succeed,
 	})
 	back := r.Plan.Via.Through
-	_, shared := strategy.(topology.Shared)
-	if _, plugin := strategy.(topology.DelayedExchange); plugin {
-		back, shared = r.Plan.WaitSteps[0].Exchange, true
-	}
-	if shared {
+	if _, shared := strategy.(topology.Shared); shared {
 		first, second := r.Plan.WaitSteps[0], other.Plan.WaitSteps[0]
 		require.Equal(t, first.Exchange, second.Exchange, "one block for many queues")
 	}

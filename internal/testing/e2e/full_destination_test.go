@@ -20,7 +20,7 @@ import (
 // so. Once the full queue has room, all come.
 func TestAFullQueueStopsAllThatWaitBesideIts(t *testing.T) {
 	t.Parallel()
-	node, api := testbroker.Managed(t, `{dead_letter_worker_publisher_confirm_timeout, 3000}`)
+	node := commonNode(t)
 	strategy := topology.Shared{Prefix: "full"}
 	const window, beside = 32, 20
 	o := rig.OpenOperator(t, node.URL(), operate.WithManagement(api))

@@ -33,7 +33,7 @@ var oneCopyEach = map[string]int{"0": 1, "1 dead": 1, "2": 1, "3 dead": 1, "4": 
 // dead-lettered, and a peer takes their copies without an answer.
 type lateService struct {
 	*rig.Service
-	handOvers rig.HandOvers
+	handOvers events
 	proxy     *testbroker.Proxy // of the publishing connection
 
 	mu     sync.Mutex
@@ -59,7 +59,7 @@ func (s *lateService) confirm() {
 			p.Ack(p.Tag, false)
 		}
 		s.held = nil
-		return s.handOvers.Succeeded() == lateMessages
+		return s.handOvers.handedOver() == lateMessages
 	})
 	s.Stop()
 	assert.Zero(s.T, s.Depth(""), "given back")
@@ -90,7 +90,7 @@ func startLate(t *testing.T, broker *peer.Server) *lateService {
 		s.Publish(msg)
 	}
 	rig.WaitFor(t, "the tries of each hand-over", func() bool {
-		return s.handOvers.AtLeast(lateMessages, 1)
+		return s.handOvers.failing(1) == lateMessages
 	})
 	return s
 }
@@ -149,7 +149,7 @@ func TestAHoldEndsBeforeTheConsumerTimeout(t *testing.T) {
 }
 
 const (
-	// shortTimeout is the consumer timeout of the node here.
+	// shortTimeout is the consumer timeout of the impatient node.
 	shortTimeout = 8 * time.Second
 	// spentAtMost is how often a message may be delivered again over an outage: once when the
 	// Subscriber stops consuming, and once more when it looks whether the outage is over.
@@ -161,7 +161,7 @@ const (
 type holding struct {
 	*rig.Service
 	deliveries *rig.Deliveries
-	done       *rig.Ledger
+	done       *rig.Calls
 	messages   int
 	outage     func(on bool)
 }
@@ -178,7 +178,7 @@ type holdingConfig struct {
 
 func startHolding(t *testing.T, node *testbroker.Node, c holdingConfig) *holding {
 	t.Helper()
-	h := &holding{deliveries: rig.NewDeliveries(), done: rig.NewLedger()}
+	h := &holding{deliveries: rig.NewDeliveries(), done: rig.NewCalls()}
 	proxy := testbroker.NewProxy(t, node.URL())
 	h.outage = proxy.Blackhole
 	queue := testbroker.Queue(t)
@@ -267,7 +267,7 @@ func (h *holding) requireAllHandled(t *testing.T) {
 // node.
 func TestHoldSpendsNoDeliveries(t *testing.T) {
 	t.Parallel()
-	node := testbroker.Private(t, testbroker.WithConsumerTimeout(shortTimeout, shortTimeout/8))
+	node := impatientNode(t)
 	scenes := map[string]func(*testing.T, *testbroker.Node){
 		"isolated as often as is allowed": endOfHold,
 		"held one after the other":        heldWithinTheTimeout,

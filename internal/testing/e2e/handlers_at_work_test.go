@@ -35,7 +35,7 @@ func TestPrefetchFollowsConcurrency(t *testing.T) {
 		t.Run(fmt.Sprintf("%d in flight, prefetch %d", c.concurrency, c.prefetch), func(t *testing.T) {
 			t.Parallel()
 			rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
-				handlers, free := rig.NewBusy(), make(chan struct{})
+				handlers, free := rig.NewCalls(), make(chan struct{})
 				r := rig.Start(t, rig.Config{
 					URL: broker.URL(), Policy: backoff.List{time.Second}, Configure: rig.Prefetch(c.prefetch),
 					SubscriberOptions: rig.InFlight(c.concurrency),
@@ -55,7 +55,7 @@ func TestPrefetchFollowsConcurrency(t *testing.T) {
 				require.Equal(t, messages-c.unacked, r.Depth(""), "the others are delivered")
 				close(free)
 				<-time.After(time.Second)
-				require.Equal(t, []int{messages, 1}, []int{handlers.Distinct(), handlers.Now()})
+				require.Equal(t, []int{messages, 1}, []int{handlers.Count(), handlers.Now()})
 
 				r.Stop()
 				require.Equal(t, []int{messages, c.concurrency}, []int{handlers.Total(), handlers.Peak()})
@@ -76,7 +76,7 @@ func TestNoMoreHandlersAcrossReconnects(t *testing.T) {
 	const n, messages = 8, 200
 	url := testbroker.URL(t)
 	proxy := testbroker.NewProxy(t, url)
-	handlers, done, free := rig.NewBusy(), rig.NewLedger(), make(chan struct{})
+	handlers, done, free := rig.NewCalls(), rig.NewCalls(), make(chan struct{})
 	r := rig.Start(t, rig.Config{
 		URL: proxy.URL(), PublisherURL: url, AdminURL: url, SubscriberOptions: rig.InFlight(n),
 		Configure: func(cfg *wamqp.Config) { rig.QuorumQueue(cfg); rig.QuickReconnect(cfg) },
@@ -85,7 +85,7 @@ func TestNoMoreHandlersAcrossReconnects(t *testing.T) {
 			body := string(msg.Payload)
 			defer handlers.Enter(body)()
 			<-free
-			if done.FailOnce(body) {
+			if handlers.Of(body) == 1 {
 				return rig.ErrFailed
 			}
 			done.Handle(body)
@@ -120,7 +120,7 @@ func TestHandlerThatNeverReturnsIsNamed(t *testing.T) {
 		t.Run(warning.String(), func(t *testing.T) {
 			t.Parallel()
 			rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
-				release, quick := make(chan struct{}), rig.NewBusy()
+				release, quick := make(chan struct{}), rig.NewCalls()
 				handler := func(msg *message.Message) ([]*message.Message, error) {
 					if string(msg.Payload) != "quick" {
 						<-release

@@ -18,7 +18,6 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
-	"github.com/millpond-go/millpond/middleware/budget"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -51,33 +50,17 @@ func orphan(t *testing.T, url, queue string, msg amqp.Publishing) {
 func TestTheHookIsToldOfEveryReason(t *testing.T) {
 	t.Parallel()
 	permanent := func(*message.Message) error { return middleware.Permanent(rig.ErrFailed) }
-	budget := func(t *testing.T) middleware.Option {
-		b, err := budget.New(
-			budget.Config{Window: time.Minute, Retries: 1, DeadLetter: true})
-		require.NoError(t, err)
-		return middleware.WithBudget(b)
-	}
 	big := rig.Message("letter")
 	big.Headers = amqp.Table{"big": strings.Repeat("x", 130_000)}
 	type testCase struct {
 		reason header.Reason
 		c      rig.Config
-		option func(*testing.T) middleware.Option
 		msg    amqp.Publishing
-		before int    // messages that use the budget up
 		err    string // of the dead letter
 		own    bool   // the Subscriber makes it
 	}
-	hour := backoff.List{time.Hour}
 	rig.Each(t, map[string]testCase{
 		"permanent": {reason: header.ReasonPermanent, err: "closed", c: rig.Config{Handle: permanent}},
-		"over budget": {
-			reason: header.ReasonOverBudget, err: "closed", c: rig.Config{Handle: rig.Fail},
-			option: budget, before: 1,
-		},
-		"oversized": {
-			reason: header.ReasonOversized, err: "closed", c: rig.Config{Handle: rig.Fail}, msg: big,
-		},
 		"oversized after a nack": {
 			reason: header.ReasonOversized, err: "do not fit", msg: big, own: true,
 			c: rig.Config{Handle: rig.Succeed, Outer: []message.HandlerMiddleware{nackOutside}},
@@ -96,9 +79,7 @@ func TestTheHookIsToldOfEveryReason(t *testing.T) {
 		},
 	}, func(t *testing.T, test testCase) {
 		test.c.URL, test.c.Queue = testbroker.URL(t), testbroker.Queue(t)
-		if test.c.Policy == nil {
-			test.c.Policy = hour
-		}
+		test.c.Policy = backoff.List{time.Hour}
 		if test.msg.Body == nil {
 			test.msg.Body = []byte("letter")
 		}
@@ -114,18 +95,11 @@ func TestTheHookIsToldOfEveryReason(t *testing.T) {
 				}
 				told <- dead
 			})}
-		if test.option != nil {
-			test.c.RetryOptions = append(test.c.RetryOptions, test.option(t))
-		}
 		if test.reason == header.ReasonCrashLoop {
 			test.msg.Headers = forged(test.c.Queue, keys.Interruptions, "4").Headers
 			orphan(t, test.c.URL, test.c.Queue, test.msg)
 		}
 		r := rig.Start(t, test.c)
-		for range test.before {
-			r.Send("another")
-			r.AwaitLine("Message will be retried")
-		}
 		if test.reason != header.ReasonCrashLoop {
 			r.Publish(test.msg)
 		}

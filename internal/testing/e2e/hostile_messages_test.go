@@ -15,6 +15,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/keys"
+	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
@@ -150,6 +151,7 @@ func hostiles(queue, victim string) map[string]hostile {
 		"CC":                        withHeaders("CC", []any{victim}),
 		"BCC":                       withHeaders("BCC", []any{victim}),
 		"own expiration":            {Expiration: "600000"},
+		"user id":                   {UserId: "guest"},
 		"own expiration, long ago":  old,
 		"timestamp before all time": ancient,
 		"8000 headers":              {Headers: manyHeaders(8000)},
@@ -280,7 +282,7 @@ func requireDead(t testing.TB, id string, c hostile, d amqp.Delivery) {
 	for key, value := range c.dead {
 		require.Equal(t, value, d.Headers[key], "%s: %s", id, key)
 	}
-	require.Equal(t, amqp.Persistent, d.DeliveryMode, id)
+	require.Equal(t, []any{amqp.Persistent, "", ""}, []any{d.DeliveryMode, d.Expiration, d.UserId}, id)
 	require.Equal(t, len(c.msg.Body), len(d.Body), id)
 	require.Equal(t, c.msg.CorrelationId, d.CorrelationId, id)
 	require.Equal(t, c.msg.Priority, d.Priority, id)
@@ -322,8 +324,9 @@ func TestSmallFrameIsRefused(t *testing.T) {
 	_, err = client.NewPublisher(withFrames(url, 4096))
 	rig.RequireTexts(t, err, "set at least 16384")
 
-	node := testbroker.Private(t, testbroker.WithConfig("frame_max = 8192"))
-	_, err = topology.Open(t.Context(), rig.ConnectionConfig(node.URL()), topology.PerQueue{})
+	broker := peer.Start(t, nil)
+	broker.OfferFrames(8192)
+	_, err = topology.Open(t.Context(), rig.ConnectionConfig(broker.URL()), topology.PerQueue{})
 	rig.RequireTexts(t, err, "the broker takes frames of at most 8192 bytes",
 		"frame_max to at least 16384")
 

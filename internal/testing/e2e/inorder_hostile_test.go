@@ -3,7 +3,6 @@ package e2e_test
 import (
 	"fmt"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -15,7 +14,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/rig"
@@ -246,35 +244,6 @@ func TestAMessageThatFollowsKeepsItsDelay(t *testing.T) {
 		require.Equal(t, ofKey("a", 1), handled.of("a"))
 		time.Sleep(2 * time.Second)
 		require.Equal(t, ofKey("a", 2), handled.of("a"))
-		r.RequireNothingLeft(0)
-	})
-}
-
-// Given keys that are long, or no text, and Block, then they have an order, and a person can
-// release them.
-func TestUnusualKeys(t *testing.T) {
-	t.Parallel()
-	rig.Each(t, map[string]string{
-		"10 kB":    strings.Repeat("k", 10_000),
-		"200 kB":   strings.Repeat("k", 200_000),
-		"no UTF-8": "\xff\xfe\x00",
-	}, func(t *testing.T, key string) {
-		var handled bodies
-		r := rig.Start(t, orderedBy(inorder.Strategy{
-			Block: true, KeyBy: func(*message.Message) string { return key },
-		}, backoff.List{100 * time.Millisecond}, func(msg *message.Message) error {
-			if string(msg.Payload) == "a:1" {
-				return errNotYet
-			}
-			return handled.handle(msg)
-		}))
-		r.Send(ofKey("a", 4)...)
-		dead := r.DeadLetter()
-		rig.RequireDead(t, dead, "exhausted", "2")
-		require.Equal(t, []string{"a:0"}, handled.of("a"))
-		release(t, r, dead.Headers[keys.DeadKey], noteOf(dead).ID)
-		within(t, 20*time.Second, "all others are handled", func() bool { return handled.len() == 3 })
-		require.Equal(t, []string{"a:0", "a:2", "a:3"}, handled.of("a"))
 		r.RequireNothingLeft(0)
 	})
 }

@@ -53,8 +53,7 @@ func TestALeaseThatIsNotRenewedEnds(t *testing.T) {
 // From RabbitMQ 4.3 on the consumers have no timeout, so that nothing has to be given back.
 func TestAFullLineOutlastsTheConsumerTimeout(t *testing.T) {
 	t.Parallel()
-	const timeout = 5 * time.Second
-	node := testbroker.Private(t, testbroker.WithConsumerTimeout(timeout, time.Second))
+	node := impatientNode(t)
 	if timeless, _ := rig.HoldsRejected(t, node.URL()); timeless {
 		t.Skip("needs RabbitMQ before 4.3: make test BROKER=4.0")
 	}
@@ -69,14 +68,14 @@ func TestAFullLineOutlastsTheConsumerTimeout(t *testing.T) {
 		})
 	c.URL = node.URL()
 	c.ClientOptions = []topology.Option{topology.WithConfirmTimeout(time.Second)}
-	c.SubscriberOptions = append(c.SubscriberOptions, topology.WithConsumerTimeout(timeout))
+	c.SubscriberOptions = append(c.SubscriberOptions, topology.WithConsumerTimeout(shortTimeout))
 	r := rig.Start(t, c)
 	r.Send(ofKey("a", 40)...)
 	rig.WaitFor(t, "the queue is not consumed", func() bool {
 		return r.Logs.Said("The line is full") == 1
 	})
 	rig.WaitFor(t, "all messages are back in the queue", func() bool { return r.Depth("") >= 30 })
-	passed := time.Now().Add(2 * timeout) // nothing may happen meanwhile
+	passed := time.Now().Add(2 * shortTimeout) // nothing may happen meanwhile
 	rig.WaitFor(t, "the timeout is over twice", func() bool { return time.Now().After(passed) })
 	require.Zero(t, r.Logs.Said("PRECONDITION_FAILED"), "no consumer was ended by the broker")
 	require.Equal(t, 1, r.Logs.Said("The line is full"))

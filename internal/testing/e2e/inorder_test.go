@@ -18,8 +18,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/keys"
-	"github.com/millpond-go/millpond/internal/order"
 	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
@@ -191,48 +189,6 @@ func TestTheNextProcessKeepsTheOrder(t *testing.T) {
 	}
 }
 
-// Given Block, when a message becomes a dead letter, then its key waits until the mark is released,
-// and other keys go on.
-func TestABlockedKeyWaitsForItsRelease(t *testing.T) {
-	t.Parallel()
-	var handled bodies
-	r := rig.Start(t, orderedBy(inorder.Strategy{Block: true}, backoff.List{10 * time.Millisecond},
-		func(msg *message.Message) error {
-			if string(msg.Payload) == "a:0" {
-				return errNotYet
-			}
-			return handled.handle(msg)
-		}))
-	r.Send(ofKey("a", 5)...)
-	dead := r.DeadLetter()
-	rig.RequireDead(t, dead, "exhausted", "2")
-	require.Equal(t, "a", dead.Headers[keys.DeadKey])
-	r.Send("b:0")
-	rig.WaitFor(t, "the other key is handled", func() bool { return handled.len() == 1 })
-	require.Empty(t, handled.of("a"))
-	// Another mark has no effect.
-	for _, id := range []order.ID{{Epoch: 1, N: 999999}, noteOf(dead).ID} {
-		require.Empty(t, handled.of("a"))
-		release(t, r, "a", id)
-	}
-	rig.WaitFor(t, "the key goes on", func() bool { return len(handled.of("a")) == 4 })
-	require.Equal(t, ofKey("a", 5)[1:], handled.of("a"))
-	r.RequireNothingLeft(0)
-}
-
-// noteOf returns the note of a dead letter that blocks its key.
-func noteOf(dead amqp.Delivery) order.Note {
-	return order.ParseNote(dead.Headers[keys.DeadLine].(string))
-}
-
-// release releases a key that the mark with this id blocks.
-func release(t *testing.T, r *rig.Service, key any, id order.ID) {
-	t.Helper()
-	rig.Publish(t, r.URL, "", r.Queue+".line", amqp.Publishing{Headers: amqp.Table{
-		keys.Key: key, keys.Line: order.Note{Kind: order.Release, ID: id}.String(),
-	}})
-}
-
 // Given a line with room for three messages, when a key with many more waits, then the rest stays
 // in the queue, and everything is handled in its order.
 func TestAFullLinePausesTheQueue(t *testing.T) {
@@ -290,12 +246,13 @@ func TestAMessageThatEndsTheProcessIsFoundInOrder(t *testing.T) {
 		rig.Publish(t, url, "", queue, rig.Message(body))
 	}
 	var handled bodies
-	cfg := rig.QueueConfig(url)
-	cfg.Queue.Arguments = rig.OneActive()
+	c := rig.Config{
+		URL: url, Queue: queue, Strategy: strategy, Configure: rig.WithQueue(rig.OneActive()),
+	}
 	over := make(chan struct{})
 	deaths := 0
 	for running := true; running; {
-		m := rig.StartMortalWith(t, cfg, strategy, queue, 8,
+		m := rig.StartMortal(t, c, 8,
 			func(m *rig.Mortal, msg *message.Message) error {
 				body := string(msg.Payload)
 				if body == "a:1" {
@@ -333,10 +290,9 @@ func TestMessagesAreTriedTogether(t *testing.T) {
 	t.Parallel()
 	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
 		const messages, together = 200, 3
-		cfg := rig.QueueConfig(broker.URL())
-		cfg.Queue.Arguments = rig.OneActive()
+		c := inMemory(broker, orderedBy(inorder.Strategy{}, nil, nil))
 		start := func(handle func(*rig.Mortal, *message.Message) error) *rig.Mortal {
-			return rig.StartMortalWith(t, cfg, inorder.Strategy{KeyBy: keyOf}, "orders", 8, handle)
+			return rig.StartMortal(t, c, 8, handle)
 		}
 		for i := range 3 {
 			m := start(func(m *rig.Mortal, _ *message.Message) error {

@@ -1,10 +1,7 @@
 package e2e_test
 
 import (
-	"context"
 	"fmt"
-	"net/url"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -23,63 +20,6 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// ruled is the node of all tests in this file. Each of its vhosts has a policy on everything.
-var ruled struct {
-	once sync.Once
-	node *testbroker.Node
-	err  error
-}
-
-// rules are the definitions of the policies, by vhost.
-var rules = map[string]string{
-	"alternate":     `{"alternate-exchange": "sink"}`,
-	"nowhere":       `{"dead-letter-routing-key": "nowhere"}`,
-	"shared quorum": `{"dead-letter-routing-key": "other"}`,
-	// With these bits a message passes each level at once.
-	"levels quorum": `{"dead-letter-routing-key": "0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.other"}`,
-	"homeless":      `{"dead-letter-routing-key": "other"}`,
-	"stuck":         `{"dead-letter-routing-key": "other"}`,
-	"full":          `{"dead-letter-routing-key": "other"}`,
-	"sibling":       `{"dead-letter-routing-key": "mail.sent"}`,
-}
-
-// ruledNode starts the node once, with its vhosts. It ends with the test binary.
-func ruledNode(t testing.TB) *testbroker.Node {
-	t.Helper()
-	testbroker.RequireNode(t)
-	ruled.once.Do(func() {
-		if ruled.node, ruled.err = testbroker.Start(context.Background()); ruled.err != nil {
-			return
-		}
-		var list []string
-		for vhost, definition := range rules {
-			list = append(list, fmt.Sprintf("{<<%q>>, <<%q>>}", vhost, definition))
-		}
-		// One rabbitmqctl for all vhosts, because each call takes most of a second.
-		_, ruled.err = ruled.node.RunCtl(context.Background(), "eval", fmt.Sprintf(`[begin
-			ok = rabbit_vhost:add(V, <<"test">>),
-			All = <<".*">>,
-			ok = rabbit_auth_backend_internal:set_permissions(<<"guest">>, V, All, All, All, <<"test">>),
-			ok = rabbit_policy:parse_set(V, <<"everything">>, <<".*">>, D, <<"0">>, <<"all">>, <<"test">>)
-		end || {V, D} <- [%s]].`, strings.Join(list, ", ")))
-	})
-	require.NoError(t, ruled.err)
-	return ruled.node
-}
-
-func endRuledNode() error {
-	if ruled.node == nil {
-		return nil
-	}
-	return ruled.node.Close()
-}
-
-// ruledBy returns the URL of a vhost of the node.
-func ruledBy(t testing.TB, vhost string) string {
-	t.Helper()
-	return ruledNode(t).URL() + url.PathEscape(vhost)
-}
-
 // serveWrong starts a service whose handler must not be called. It counts the calls.
 func serveWrong(t *testing.T, c rig.Config) (*rig.Service, *rig.Timeline) {
 	t.Helper()
@@ -92,50 +32,6 @@ const (
 	home  = "home"  // the queue that a retry belongs to
 	other = "other" // the queue to which a policy leads it
 )
-
-// Given a policy with an alternate exchange for every exchange, when a wait queue has vanished,
-// then the failed message is retried all the same. A bug once let the alternate exchange take it.
-func TestNothingPassesByUnderAnAlternateExchangePolicy(t *testing.T) {
-	t.Parallel()
-	url := ruledBy(t, "alternate")
-	rig.DeclareExchange(t, url, "sink", "fanout")
-	rig.BindQueue(t, url, "sink", "sink", "")
-	t.Run("strategies", func(t *testing.T) {
-		for _, name := range []string{
-			"quorum", "shared quorum", "levels quorum", "returning quorum",
-		} {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				queue, strategy := testbroker.Queue(t), rig.Strategies[name](t)
-				plan := rig.PlanOf(t, strategy, queue, time.Second)
-				own := testbroker.Channel(t, url)
-				var calls rig.Timeline
-				r := rig.Start(t, rig.Config{
-					URL: url, Queue: queue, Strategy: strategy, Policy: backoff.List{time.Second},
-					Handle: func(*message.Message) error {
-						if calls.Add() > 1 {
-							return nil
-						}
-						for _, q := range plan.Queues {
-							if _, err := own.QueueDelete(q.Name, false, false, false); err != nil {
-								t.Error(err)
-							}
-						}
-						return rig.ErrFailed
-					},
-				})
-				r.Send("here")
-				rig.WaitFor(t, "the retry", func() bool { return calls.Count() == 2 })
-				lines := r.Logs.Saying("A part of the plan had vanished and was declared again")
-				require.Len(t, lines, 1)
-				require.True(t, slices.ContainsFunc(plan.Queues, func(q topology.Queue) bool {
-					return q.Delay > 0 && strings.Contains(lines[0], fmt.Sprintf("vanished:queue %q", q.Name))
-				}), lines[0])
-			})
-		}
-	})
-	require.Zero(t, testbroker.Depth(t, url, "sink"))
-}
 
 // Given a policy with dead-letter-routing-key, when it leads the retries of one service to another,
 // then the other sends them home and its handler is not called. A bug once called it.
@@ -255,7 +151,7 @@ func TestARetryThatAPolicyLeadsAwayAndCannotGoOnIsDeadLettered(t *testing.T) {
 	require.NoError(t, sub.SubscribeInitialize(other))
 	plan, err := topology.PlanFor(strategy, other, policy)
 	require.NoError(t, err)
-	node, least := ruledNode(t), plan.Permissions(false)
+	node, least := commonNode(t), plan.Permissions(false)
 	node.Grant(t, testbroker.Grant{
 		VHost: vhost, User: vhost, Configure: least.Configure, Write: least.Write, Read: least.Read,
 	})

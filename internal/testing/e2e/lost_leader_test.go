@@ -28,8 +28,8 @@ func TestNativeLosesNothingWithItsLeader(t *testing.T) {
 	const messages, failures = 300, 2
 	start := func(
 		queue string, strategy topology.Strategy, args amqp.Table,
-	) (*rig.Service, *rig.Busy) {
-		calls := rig.NewBusy()
+	) (*rig.Service, *rig.Calls) {
+		calls := rig.NewCalls()
 		return rig.Start(t, rig.Config{
 			URL: c.Node(0).URL(), Queue: queue, Keep: true, Strategy: strategy,
 			Policy:        backoff.Constant{Interval: 2 * time.Second, Retries: 10},
@@ -52,7 +52,7 @@ func TestNativeLosesNothingWithItsLeader(t *testing.T) {
 		}), calls
 	}
 	// reached counts the messages that were handled n times or more.
-	reached := func(calls *rig.Busy, n int) (reached int) {
+	reached := func(calls *rig.Calls, n int) (reached int) {
 		for i := range messages {
 			if calls.Of(fmt.Sprint(i)) >= n {
 				reached++
@@ -65,7 +65,7 @@ func TestNativeLosesNothingWithItsLeader(t *testing.T) {
 	for _, queue := range []string{native.Queue, copies.Queue} {
 		rig.Fill(t, c.Node(0).URL(), queue, messages)
 	}
-	both := map[string]*rig.Busy{"native": inQueue, "copies": inWaitQueue}
+	both := map[string]*rig.Calls{"native": inQueue, "copies": inWaitQueue}
 	for name, calls := range both {
 		rig.WaitFor(t, "most messages to wait for their second retry: "+name,
 			func() bool { return reached(calls, failures) > messages/2 })

@@ -9,7 +9,5 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testbroker.Main(m, endRuledNode, func() error {
-		return goleak.Find(goleak.IgnoreAnyFunction(reconnectTest + ".func2"))
-	})
+	testbroker.Main(m, common.end, impatient.end, func() error { return goleak.Find() })
 }

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"maps"
+	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -12,12 +14,12 @@ import (
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
-	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/keys"
+	"github.com/millpond-go/millpond/internal/testing/frame"
 	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
@@ -160,56 +162,6 @@ func TestForeignMessageSurvivesUnchanged(t *testing.T) {
 	})
 }
 
-// Properties that would steer or harm a copy are not republished: CC, a user id, an expiration
-// (which would shorten the wait), and an x-death of the producer.
-func TestSteeringPropertiesAreNotRepublished(t *testing.T) {
-	t.Parallel()
-	url, side := testbroker.URL(t), testbroker.Queue(t)
-	rig.DeclareQueue(t, url, side, nil)
-	var calls rig.Timeline
-	r := rig.Start(t, rig.Config{
-		URL: url, Policy: backoff.Constant{Interval: 300 * time.Millisecond, Retries: 2},
-		Handle: calls.Fail,
-	})
-	r.Publish(amqp.Publishing{
-		Headers: amqp.Table{"CC": []any{side}, "x-death": []any{"malformed"}},
-		UserId:  "guest", Expiration: "60000", Body: []byte("steering"),
-	})
-	dead := r.DeadLetter()
-	calls.RequireGaps(t, r.Plan, 300*time.Millisecond, 300*time.Millisecond)
-	require.Empty(t, dead.UserId)
-	require.Empty(t, dead.Expiration)
-	require.NotContains(t, dead.Headers, "CC")
-	require.NotContains(t, dead.Headers, "x-death")
-	require.Equal(t, 1, testbroker.Depth(t, url, side), "one copy, when the producer published")
-}
-
-// A handler's changes of the metadata do not travel, but the correlation id and the named keys
-// do. A header that a handler only read keeps its type.
-func TestKeptMetadataTravels(t *testing.T) {
-	t.Parallel()
-	r := rig.Start(t, rig.Config{
-		Policy:       backoff.List{100 * time.Millisecond},
-		RetryOptions: []middleware.Option{middleware.WithKeptMetadata("step", "number")},
-		Handle: func(msg *message.Message) error {
-			if middleware.Attempt(msg.Context()) == 1 {
-				msg.Metadata.Set(wmiddleware.CorrelationIDMetadataKey, "corr-7")
-				msg.Metadata.Set("step", "charged")
-				msg.Metadata.Set("other", "lost")
-			}
-			return rig.ErrFailed
-		},
-	})
-	r.Publish(amqp.Publishing{
-		Headers: amqp.Table{"number": int64(7)}, MessageId: "id-7", Body: []byte("kept"),
-	})
-	dead := r.DeadLetter()
-	require.Equal(t, "corr-7", dead.Headers[wmiddleware.CorrelationIDMetadataKey])
-	require.Equal(t, "charged", dead.Headers["step"])
-	require.Equal(t, int64(7), dead.Headers["number"])
-	require.NotContains(t, dead.Headers, "other")
-}
-
 // Given a message that the marshaler refuses, then the message is dead-lettered unchanged, and
 // the next one is handled (C7).
 func TestUndecodableIsDeadLettered(t *testing.T) {
@@ -268,6 +220,46 @@ func unreadable() map[string][]byte {
 	}
 }
 
+// forge publishes a message whose header table has these bytes, which no client would write.
+func forge(t testing.TB, url, queue string, table []byte) {
+	t.Helper()
+	uri, err := amqp.ParseURI(url)
+	require.NoError(t, err)
+	conn, err := net.Dial("tcp4", fmt.Sprint("127.0.0.1:", uri.Port))
+	require.NoError(t, err)
+	defer conn.Close()
+	require.NoError(t, conn.SetDeadline(time.Now().Add(rig.Patience)))
+	send := func(frames ...[]byte) {
+		_, err := conn.Write(slices.Concat(frames...))
+		require.NoError(t, err)
+	}
+	await := func(want frame.Method) []byte {
+		f, err := frame.Read(conn)
+		require.NoError(t, err)
+		require.Equal(t, want, f.Method(), "%x", []byte(f))
+		return f.Args()
+	}
+	send([]byte("AMQP\x00\x00\x09\x01"))
+	await(frame.ConnectionStart)
+	send(frame.NewMethod(0, frame.ConnectionStartOk, []byte{0, 0, 0, 0}, frame.Short("PLAIN"),
+		frame.LongString("\x00guest\x00guest"), frame.Short("en_US")))
+	tune := await(frame.ConnectionTune)
+	send(frame.NewMethod(0, frame.ConnectionTuneOk, tune[:6], []byte{0, 0}), // no heartbeats
+		frame.NewMethod(0, frame.ConnectionOpen, frame.Short("/"), frame.Short(""), []byte{0}),
+		frame.NewMethod(1, frame.ChannelOpen, frame.Short("")),
+		frame.NewMethod(1, frame.ConfirmSelect, []byte{0}))
+	await(frame.ConnectionOpenOk)
+	await(frame.ChannelOpenOk)
+	await(frame.ConfirmSelectOk)
+	const class, flags, body = "\x00\x3c\x00\x00", "\x20\x00", "forged" // no weight; headers alone
+	send(frame.NewMethod(1, frame.BasicPublish, []byte{0, 0}, frame.Short(""), frame.Short(queue),
+		[]byte{0}),
+		frame.New(frame.KindHeader, 1, slices.Concat([]byte(class), frame.Long(uint64(len(body))),
+			[]byte(flags), frame.LongString(string(table)))),
+		frame.New(frame.KindBody, 1, []byte(body)))
+	await(frame.BasicAck)
+}
+
 // Such a message would end the connection of every consumer, again and again, and the messages
 // behind it would never be handled. It is dead-lettered with its headers as bytes, so that any
 // client can read the dead letter.
@@ -293,8 +285,8 @@ func TestHeadersThatTheClientLibraryCannotRead(t *testing.T) {
 				},
 			})
 			cases := unreadable()
-			for name, table := range cases {
-				require.NoError(t, rig.Forge(t, r.URL, r.Queue, rig.HeadersOnly(table)), name)
+			for _, table := range cases {
+				forge(t, r.URL, r.Queue, table)
 				r.Publish(amqp.Publishing{Body: []byte("normal")})
 			}
 			ch := testbroker.Channel(t, r.URL)
@@ -334,44 +326,10 @@ func TestHeadersThatTheClientLibraryCannotRead(t *testing.T) {
 	}
 }
 
-// prioritized is a marshaler that shows the priority of a message in its metadata.
-type prioritized struct{ wamqp.DefaultMarshaler }
-
-const priorityMetadata = "priority"
-
-func (m prioritized) Marshal(msg *message.Message) (amqp.Publishing, error) {
-	out, err := m.DefaultMarshaler.Marshal(msg)
-	if err != nil {
-		return out, err
-	}
-	priority, err := strconv.ParseUint(msg.Metadata.Get(priorityMetadata), 10, 8)
-	out.Priority = uint8(priority)
-	return out, err
-}
-
-func (m prioritized) Unmarshal(d amqp.Delivery) (*message.Message, error) {
-	msg, err := m.DefaultMarshaler.Unmarshal(d)
-	if err == nil {
-		msg.Metadata.Set(priorityMetadata, strconv.Itoa(int(d.Priority)))
-	}
-	return msg, err
-}
-
-func withPriorities(cfg *wamqp.Config) { cfg.Marshaler = prioritized{} }
-
-// seenPriority returns the priority that a handler sees. Both ways to see it must agree.
-func seenPriority(t testing.TB, msg *message.Message) string {
-	raw, ok := topology.Received(msg.Context())
-	if seen := msg.Metadata.Get(priorityMetadata); !ok || seen != strconv.Itoa(int(raw.Priority)) {
-		t.Errorf("the marshaler saw priority %s, Received says %d (%t)", seen, raw.Priority, ok)
-	}
-	return strconv.Itoa(int(raw.Priority))
-}
-
 // Given a hundred waiting messages without a priority, when messages with priorities keep coming
 // into the same wait queues, then the hundred are on time. RabbitMQ 4.0 let two of priority 9
 // return for each of the others, and none while the first of them had time left (F32). Every
-// attempt, the dead letter and a delayed message have the priority of the first delivery.
+// attempt and the dead letter have the priority of the first delivery.
 func TestHighPrioritiesHoldUpNoOthersThatWait(t *testing.T) {
 	t.Parallel()
 	const normal, delay = 100, 2 * time.Second
@@ -381,73 +339,39 @@ func TestHighPrioritiesHoldUpNoOthersThatWait(t *testing.T) {
 		"quorum": topology.PerQueue{}, "classic": topology.PerQueue{Type: topology.Classic},
 	}, func(t *testing.T, strategy topology.Strategy) {
 		var mu sync.Mutex
-		failed, back, delayed, late := 0, 0, 0, []time.Duration{}
-		failedAt := map[string]time.Time{}
+		failed, back, late := map[string]time.Time{}, 0, []time.Duration{}
 		r := rig.Start(t, rig.Config{
-			Strategy: strategy, Policy: backoff.List{delay}, Configure: withPriorities,
-			SubscriberOptions: rig.InFlight(16),
+			Strategy: strategy, Policy: backoff.List{delay}, SubscriberOptions: rig.InFlight(16),
 			Handle: func(msg *message.Message) error {
-				body, want := string(msg.Payload), msg.Metadata.Get("want")
-				attempt := middleware.Attempt(msg.Context())
-				if got := seenPriority(t, msg); got != want {
-					t.Errorf("message %s has priority %s at attempt %d", body, got, attempt)
-				}
+				raw, _ := topology.Received(msg.Context())
 				mu.Lock()
 				defer mu.Unlock()
-				switch {
-				case body == "later":
-					delayed++
-					return nil
-				case attempt == 1:
-					failedAt[body] = time.Now()
-					if want == "0" {
-						failed++
-					}
+				if got := fmt.Sprint(raw.Priority); got != msg.Metadata.Get("want") {
+					t.Errorf("message %s has priority %s", raw.Body, got)
+				}
+				if middleware.Attempt(msg.Context()) == 1 {
+					failed[string(raw.Body)] = time.Now()
 					return rig.ErrFailed
 				}
-				waited := time.Since(failedAt[body])
-				if waited < delay-rig.Grace {
-					t.Errorf("message %s came back after %v", body, waited)
-				}
-				if want != "0" {
+				if raw.Priority > 0 {
 					return rig.ErrFailed // It becomes a dead letter.
 				}
 				back++
-				if waited > limit {
+				if waited := time.Since(failed[string(raw.Body)]); waited > limit {
 					late = append(late, waited)
 				}
 				return nil
 			},
 		})
-		ch := testbroker.Channel(t, r.URL)
-		publish := func(priority uint8, body string) {
-			err := ch.Publish("", r.Queue, true, false, amqp.Publishing{
-				Priority: priority, Headers: amqp.Table{"want": strconv.Itoa(int(priority))},
-				Body: []byte(body),
-			})
-			if err != nil {
-				t.Error(err)
-			}
+		of := func(priority uint8, body string) amqp.Publishing {
+			headers := amqp.Table{"want": fmt.Sprint(priority)}
+			return amqp.Publishing{Priority: priority, Headers: headers, Body: []byte(body)}
 		}
+		var normals []amqp.Publishing
 		for i := range normal {
-			publish(0, strconv.Itoa(i))
+			normals = append(normals, of(0, strconv.Itoa(i)))
 		}
-		cfg := rig.QueueConfig(r.URL)
-		withPriorities(&cfg)
-		pub, err := r.Client.NewPublisher(cfg)
-		require.NoError(t, err)
-		for _, priority := range priorities {
-			msg := rig.DelayedBy(50 * time.Millisecond)
-			for _, key := range []string{priorityMetadata, "want"} {
-				msg.Metadata.Set(key, strconv.Itoa(int(priority)))
-			}
-			require.NoError(t, pub.Publish(r.Queue, msg))
-		}
-		rig.WaitFor(t, "all to fail", func() bool {
-			mu.Lock()
-			defer mu.Unlock()
-			return failed == normal
-		})
+		rig.Post(t, r.URL, r.Queue, normals...)
 		// More messages come until all are back, but not after it would be too late: behind
 		// the last one, the others return in the end.
 		began, high := time.Now(), 0
@@ -455,15 +379,15 @@ func TestHighPrioritiesHoldUpNoOthersThatWait(t *testing.T) {
 			passed := time.Since(began)
 			if due := int(passed / (100 * time.Millisecond)); high < due && passed < 2*limit {
 				high++
-				publish(priorities[high%len(priorities)], fmt.Sprint("high ", high))
+				r.Publish(of(priorities[high%len(priorities)], fmt.Sprint("high ", high)))
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			return back == normal && delayed == len(priorities)
+			return back == normal
 		})
 		for range priorities {
 			dead := r.DeadLetter()
-			require.Equal(t, dead.Headers["want"], strconv.Itoa(int(dead.Priority)))
+			require.Equal(t, dead.Headers["want"], fmt.Sprint(dead.Priority))
 			require.NotContains(t, dead.Headers, keys.Priority)
 		}
 		require.LessOrEqual(t, r.Logs.Said("A message of a priority above 4 waits with priority 4"), 1)

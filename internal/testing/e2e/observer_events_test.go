@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -40,9 +39,37 @@ func (o *events) seen() []middleware.Event {
 	return slices.Clone(o.all)
 }
 
+// count returns the number of events of a kind.
+func (o *events) count(kind middleware.EventKind) (n int) {
+	for _, e := range o.seen() {
+		if e.Kind == kind {
+			n++
+		}
+	}
+	return n
+}
+
+// handedOver returns the number of hand-overs that succeeded.
+func (o *events) handedOver() int {
+	return o.count(middleware.EventRetried) + o.count(middleware.EventDeadLettered)
+}
+
+// failing returns the number of messages whose hand-over has failed so often.
+func (o *events) failing(tries int) (messages int) {
+	failed := map[string]int{}
+	for _, e := range o.seen() {
+		if e.Kind == middleware.EventFailing {
+			if failed[e.MessageID]++; failed[e.MessageID] == tries {
+				messages++
+			}
+		}
+	}
+	return messages
+}
+
 // has reports whether an event of a kind was seen.
 func (o *events) has(kind middleware.EventKind) bool {
-	return slices.ContainsFunc(o.seen(), func(e middleware.Event) bool { return e.Kind == kind })
+	return o.count(kind) > 0
 }
 
 // subscriberOnly keeps the DelayedRetry from telling the observers of the client, too.
@@ -143,32 +170,5 @@ func TestAMessageGivenBackAtShutdownIsTold(t *testing.T) {
 		kinds, _ := told.wait(t, middleware.EventRequeued)
 		require.Equal(t, []middleware.EventKind{"handled", "requeued"}, kinds)
 		require.Equal(t, 1, r.Depth(""))
-	})
-}
-
-// Given an observer that panics, then this is logged once, the next observer is told, and the
-// messages are settled. The client gives its logger and a copy of its observers to a DelayedRetry.
-func TestAnObserverOfTheClientThatPanics(t *testing.T) {
-	t.Parallel()
-	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
-		var told events
-		panics := middleware.ObserverFunc(func(context.Context, middleware.Event) { panic("of mine") })
-		r := rig.Start(t, rig.Config{
-			URL: broker.URL(), Queue: "orders", Keep: true, Policy: backoff.List{time.Second},
-			Handle: rig.Succeed, Configure: rig.Picky,
-			ClientOptions: []topology.Option{topology.WithObserver(panics, &told)},
-		})
-		for range 2 {
-			r.Send("refuse")
-			require.Equal(t, "refuse", string(r.DeadLetter().Body))
-		}
-		rig.WaitFor(t, "both events", func() bool { return len(told.seen()) == 2 })
-		lines := r.Logs.EntriesOf("Observer panicked")
-		require.Len(t, lines, 1)
-		require.Equal(t, watermill.LogFields{"value": "of mine"}, lines[0].Fields)
-		require.Same(t, r.Logs, r.Client.Logger())
-		require.Len(t, r.Client.Observers(), 2)
-		r.Client.Observers()[0] = nil
-		require.NotNil(t, r.Client.Observers()[0], "the caller owns the slice")
 	})
 }

@@ -24,8 +24,8 @@ type ahead struct {
 	t         *testing.T
 	url       string // past the proxies
 	sub, pub  *testbroker.Proxy
-	handlers  *rig.Busy
-	handOvers *rig.HandOvers
+	handlers  *rig.Calls
+	handOvers *events
 }
 
 // startAhead starts a service all of whose messages fail, unless its handler says otherwise.
@@ -36,7 +36,7 @@ func startAhead(
 	url := broker.URL()
 	a := &ahead{
 		t: t, url: url, sub: testbroker.NewProxy(t, url), pub: testbroker.NewProxy(t, url),
-		handlers: rig.NewBusy(), handOvers: &rig.HandOvers{},
+		handlers: rig.NewCalls(), handOvers: &events{},
 	}
 	if handle == nil {
 		handle = rig.Fail
@@ -65,7 +65,7 @@ func (a *ahead) depth(suffix string) int { return testbroker.Depth(a.t, a.url, a
 func (a *ahead) requireAllWait(n, twice int) {
 	a.t.Helper()
 	rig.WaitFor(a.t, "every message to wait", func() bool {
-		return a.handOvers.Ended() == a.handlers.Total() && a.handlers.Distinct() == n &&
+		return a.handOvers.handedOver()+a.handOvers.count(middleware.EventRequeued) == a.handlers.Total() && a.handlers.Count() == n &&
 			a.depth("") == 0 && a.depth(".wait.1h") >= n
 	})
 	a.Stop()
@@ -97,10 +97,10 @@ func TestAFailedMessageFreesItsPlaceBeforeItsConfirm(t *testing.T) {
 				require.Equal(t, prefetch, a.handlers.Total())
 				require.Equal(t, 1, a.handlers.Peak(), "one handler at a time")
 				require.Equal(t, messages-prefetch, a.depth(""), "nothing is acked")
-				require.Zero(t, a.handOvers.Succeeded(), "no observer is told")
+				require.Zero(t, a.handOvers.handedOver(), "no observer is told")
 				a.pub.HoldConfirms(false)
 				a.requireAllWait(messages, 0)
-				require.Equal(t, messages, a.handOvers.Succeeded())
+				require.Equal(t, messages, a.handOvers.handedOver())
 			})
 		})
 	}
@@ -120,7 +120,7 @@ func TestFaultsBehindAFreedPlace(t *testing.T) {
 		"the publishing connection stops": func(a *ahead) {
 			a.pub.Freeze(true)
 			heal(a)
-			rig.WaitFor(a.t, "the copies to be held", func() bool { return a.handOvers.AtLeast(1, 1) })
+			rig.WaitFor(a.t, "the copies to be held", func() bool { return a.handOvers.failing(1) > 0 })
 			a.pub.Freeze(false)
 		},
 		"the broker is out of reach": func(a *ahead) {
@@ -209,7 +209,7 @@ func TestPrefetchFallsForSlowHandlers(t *testing.T) {
 		t.Run(fmt.Sprint(prefetch), func(t *testing.T) {
 			t.Parallel()
 			rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
-				handlers, free := rig.NewBusy(), make(chan struct{})
+				handlers, free := rig.NewCalls(), make(chan struct{})
 				c := rig.Config{
 					URL: broker.URL(), Queue: "orders", Keep: true, Policy: backoff.List{time.Second},
 					Configure: rig.QuorumQueue,
@@ -228,7 +228,7 @@ func TestPrefetchFallsForSlowHandlers(t *testing.T) {
 				require.GreaterOrEqual(t, r.Depth(""), back)
 				require.Equal(t, prefetch == 0, r.Logs.Said(lowered) > 0)
 				close(free)
-				rig.WaitFor(t, "all to be handled", func() bool { return handlers.Distinct() == messages })
+				rig.WaitFor(t, "all to be handled", func() bool { return handlers.Count() == messages })
 				require.Equal(t, messages, handlers.Total(), "each once")
 				r.RequireNothingLeft(0)
 			})
@@ -249,7 +249,7 @@ func TestPrefetchRisesWhenHandlersAreQuickAgain(t *testing.T) {
 	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
 		const prefetch, quarter = 16, (28*time.Minute + 30*time.Second) / 4
 		var handling atomic.Int64
-		handlers := rig.NewBusy()
+		handlers := rig.NewCalls()
 		r := rig.Start(t, rig.Config{
 			URL: broker.URL(), Policy: backoff.List{time.Second}, Configure: rig.QuorumQueue,
 			Handle: func(msg *message.Message) error {
@@ -295,7 +295,7 @@ func TestPrefetchStaysWhileSuspectsWaitInLine(t *testing.T) {
 	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
 		const suspects, others = 15, 100
 		queue := testbroker.Queue(t)
-		handlers := rig.NewBusy()
+		handlers := rig.NewCalls()
 		r := rig.Start(t, rig.Config{
 			URL: broker.URL(), Queue: queue, Policy: backoff.List{time.Second},
 			Configure: rig.QuorumQueue, SubscriberOptions: rig.InFlight(2),
@@ -314,9 +314,9 @@ func TestPrefetchStaysWhileSuspectsWaitInLine(t *testing.T) {
 		}
 		rig.Fill(t, r.URL, r.Queue, others)
 		<-time.After(2 * time.Minute)
-		require.Equal(t, others+1, handlers.Distinct())
+		require.Equal(t, others+1, handlers.Count())
 		<-time.After(time.Hour)
-		require.Equal(t, suspects+others, handlers.Distinct())
+		require.Equal(t, suspects+others, handlers.Count())
 		require.Equal(t, suspects+others, handlers.Total(), "each once")
 		require.Zero(t, r.Logs.Said(lowered))
 		require.Positive(t, r.Logs.Said("Suspects of a crash wait long for their turn"))
@@ -347,7 +347,7 @@ func TestAKilledProcessLeavesAsManyDuplicatesAsWereUnconfirmed(t *testing.T) {
 		url := broker.URL()
 		proxy := testbroker.NewProxy(t, url)
 		proxy.Tap(func(testbroker.Seen) testbroker.Fault { return testbroker.Fault{} })
-		process := rig.StartMortal(t, rig.QueueConfig(proxy.URL()), queue, 1,
+		process := rig.StartMortal(t, rig.Config{URL: proxy.URL(), Queue: queue}, 1,
 			func(*rig.Mortal, *message.Message) error { return rig.ErrFailed })
 		proxy.HoldConfirms(true)
 		for i := range messages {

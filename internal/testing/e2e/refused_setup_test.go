@@ -1,18 +1,14 @@
 package e2e_test
 
 import (
-	"bufio"
 	"context"
 	"errors"
-	"os"
-	"os/exec"
+	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill"
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -23,57 +19,23 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
 // Likely mistakes that no other file shows, each with its message. docs/troubleshooting.md lists
 // all of them.
 
-// foreignQueue tells this test binary to be a service with the wrong subscriber.
-const foreignQueue = "MILLPOND_TEST_FOREIGN_QUEUE"
-
-// Given the Subscriber of watermill-amqp, then no message can be retried, and the log says why.
-// The service has its own process, because that Subscriber races with itself.
+// Given a message that another Subscriber has delivered, as watermill-amqp's, when it fails, then
+// the log says why it cannot be retried.
 func TestWatermillAMQPsSubscriberIsNamed(t *testing.T) {
-	if queue := os.Getenv(foreignQueue); queue != "" {
-		serveForeign(t, os.Getenv("AMQP_URL"), queue)
-		return
-	}
 	t.Parallel()
-	url, queue := testbroker.URL(t), testbroker.Queue(t)
-	rig.DeclareQueue(t, url, queue, nil)
-	rig.Publish(t, url, "", queue, amqp.Publishing{Body: []byte("order")})
-	child := exec.Command(os.Args[0], "-test.run=^TestWatermillAMQPsSubscriberIsNamed$")
-	child.Env = append(os.Environ(), foreignQueue+"="+queue, "AMQP_URL="+url)
-	out, err := child.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, child.Start())
-	timer := time.AfterFunc(rig.Patience, func() { _ = child.Process.Kill() })
-	defer timer.Stop()
-	const line = "make the subscriber with the client (Client.NewSubscriber), " +
-		"and pass on the message itself, not a copy"
-	var named bool
-	for lines := bufio.NewScanner(out); !named && lines.Scan(); {
-		named = strings.Contains(lines.Text(), line)
-	}
-	_ = child.Process.Kill()
-	_ = child.Wait()
-	require.True(t, named, "not in the log")
-}
-
-func serveForeign(t *testing.T, url, queue string) {
-	client, err := topology.Open(t.Context(), rig.ConnectionConfig(url), topology.PerQueue{})
-	require.NoError(t, err)
-	sub, err := wamqp.NewSubscriber(rig.QueueConfig(url), watermill.NopLogger{})
-	require.NoError(t, err)
-	logger := watermill.NewStdLoggerWithOut(os.Stdout, false, false)
-	retry, err := middleware.NewDelayedRetry(client, rig.Quickly(1), middleware.WithLogger(logger))
-	require.NoError(t, err)
-	router := message.NewDefaultRouter(watermill.NopLogger{})
-	router.AddMiddleware(retry.Middleware)
-	router.AddConsumerHandler("handler", queue, sub, rig.Fail)
-	require.NoError(t, router.Run(t.Context()))
+	client, logs := rig.OpenLogged(t, testbroker.URL(t), topology.PerQueue{})
+	retry := rig.Retry(t, client, rig.Quickly(1), logs)
+	handler := func(*message.Message) ([]*message.Message, error) { return nil, rig.ErrFailed }
+	_, err := retry.Middleware(handler)(message.NewMessage("id", nil))
+	require.ErrorIs(t, err, middleware.ErrNotDelivered)
+	require.Equal(t, 1, logs.Said("make the subscriber with the client (Client.NewSubscriber), "+
+		"and pass on the message itself, not a copy"))
 }
 
 // Given a user who may not declare a wait queue, or not read its queue, then Subscribe says so. A
@@ -82,12 +44,11 @@ func serveForeign(t *testing.T, url, queue string) {
 func TestMissingPermissionsAreNamed(t *testing.T) {
 	t.Parallel()
 	const wayOut = "the user may not: grant it the permissions that Plan.Permissions lists"
-	node := testbroker.Private(t)
-	policy := backoff.List{time.Second}
-	url, narrow := node.URL(), node.URLOf("narrow")
+	node, policy := commonNode(t), backoff.List{time.Second}
+	url, narrow := node.URL()+"narrow", node.URLOf("narrow")+"narrow"
 	grant := func(configure, write, read string) {
-		node.Grant(t, testbroker.Grant{
-			VHost: "/", User: "narrow", Configure: configure, Write: write, Read: read,
+		node.Grant(t, testbroker.Everything("narrow", "guest"), testbroker.Grant{
+			VHost: "narrow", User: "narrow", Configure: configure, Write: write, Read: read,
 		})
 	}
 	grant("^orders$", ".*", ".*")
@@ -112,30 +73,6 @@ func TestMissingPermissionsAreNamed(t *testing.T) {
 	r.AwaitLine("Failed message cannot be handed over, holding it", wayOut)
 	grant("^orders.*$", `^amq\.default$`, "^orders$")
 	rig.AwaitAttempts(t, attempts, 1, 2)
-}
-
-// Given two policies on one queue, then the service with the shorter policy gives up a message
-// that the other one retries, and says why.
-func TestTwoPoliciesOnOneQueueAreNamed(t *testing.T) {
-	t.Parallel()
-	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
-		attempts := make(chan int, 10)
-		c := rig.Config{
-			URL: broker.URL(), Queue: "orders", Keep: true,
-			Policy: backoff.List{time.Second, time.Second, time.Hour}, Handler: rig.FailUntil(10, attempts),
-		}
-		patient := rig.Start(t, c)
-		patient.Send("order")
-		rig.AwaitAttempts(t, attempts, 1, 2, 3)
-		patient.Stop()
-		c.Policy = backoff.List{time.Second}
-		hasty := rig.Start(t, c)
-		time.Sleep(2 * time.Hour)
-		require.Equal(t, "3", hasty.DeadLetter().Headers[header.DeadFailures])
-		require.Empty(t, attempts)
-		require.Equal(t, 1, hasty.Logs.Said("message arrived past its limit: its count is "+
-			"forged, another consumer has a longer policy"))
-	})
 }
 
 // Given a RetryAfter longer than every wait queue, then the message waits in rounds, and this is
@@ -197,7 +134,7 @@ func TestVhostOfTheConfigurationIsCompared(t *testing.T) {
 // refused, because a retry would wait on the wrong one.
 func TestSubscriberOnAnotherBrokerIsRefused(t *testing.T) {
 	t.Parallel()
-	url, other := testbroker.URL(t), ruledNode(t).URL()
+	url, other := testbroker.URL(t), commonNode(t).URL()
 	t.Run("at the start", func(t *testing.T) {
 		client := rig.OpenClient(t, url, topology.PerQueue{})
 		_, err := client.NewSubscriber(rig.QueueConfig(other))
@@ -256,7 +193,6 @@ func TestStrategyWithoutAWayBackIsRefused(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	testbroker.Delete(t, queue, queue+".later", queue+".dlq")
-	empty := func(string, []time.Duration) (topology.Plan, error) { return topology.Plan{}, nil }
 	another := func(_ string, delays []time.Duration) (topology.Plan, error) {
 		return topology.PerQueue{}.Plan(queue+"-other", delays)
 	}
@@ -270,10 +206,6 @@ func TestStrategyWithoutAWayBackIsRefused(t *testing.T) {
 				"so that the broker drops a message whose wait is over",
 			"x-dead-letter-strategy is <nil>", "topology.WaitQueue sets the safe arguments",
 			"names no x-delivery-limit",
-		}},
-		"an empty plan": {empty, false, []string{
-			"a strategy sets Plan.Queue to the name that Plan is called with",
-			"there is no wait step", "dead letters have no target",
 		}},
 		"the plan of another queue": {another, true, []string{
 			`the plan is for queue "` + queue + `-other", but queue "` + queue + `" was asked for`,
@@ -312,32 +244,17 @@ func TestStrategyWithoutAWayBackIsRefused(t *testing.T) {
 // queue called "check".
 func TestNoStrategyIsAskedAboutAnInventedQueue(t *testing.T) {
 	t.Parallel()
-	url, queue := testbroker.URL(t), testbroker.Queue(t)
-	var mu sync.Mutex
-	asked := map[string]bool{}
-	note := func(name string) string {
-		mu.Lock()
-		defer mu.Unlock()
-		asked[name] = true
-		return name
-	}
-	byName := topology.PerQueue{
-		WaitName: func(q string, d time.Duration) string { return note(q) + ".wait." + d.String() },
-		Dead:     topology.DeadLetters{Name: func(q string) string { return note(q) + ".dlq" }},
-	}
-	byFunc := strategyFunc(func(q string, delays []time.Duration) (topology.Plan, error) {
-		return topology.PerQueue{}.Plan(note(q), delays)
+	url := peer.Start(t, nil).URL()
+	var asked []string
+	strategy := strategyFunc(func(q string, delays []time.Duration) (topology.Plan, error) {
+		asked = append(asked, q)
+		return topology.PerQueue{}.Plan(q, delays)
 	})
-	for _, strategy := range []topology.Strategy{byName, &byName, byFunc} {
-		client, sub := rig.OpenSubscriber(t, url, strategy, sourcePolicy)
-		rig.NewPublisher(t, client, url, topology.WithDelays(time.Second))
-		require.Empty(t, asked)
-		rig.RemovePlan(t, url, strategy, queue, sourcePolicy)
-		require.NoError(t, sub.SubscribeInitialize(queue))
-		require.Equal(t, map[string]bool{queue: true}, asked)
-		clear(asked)
-		require.NoError(t, client.Close())
-	}
+	client, sub := rig.OpenSubscriber(t, url, strategy, sourcePolicy)
+	rig.NewPublisher(t, client, url, topology.WithDelays(time.Second))
+	require.Empty(t, asked)
+	require.NoError(t, sub.SubscribeInitialize("orders"))
+	require.Equal(t, []string{"orders"}, slices.Compact(asked))
 }
 
 // Given a wrong URL, strategy or option, when a client is opened, then the error names each
@@ -468,7 +385,7 @@ func TestBrokersAreTriedInTurn(t *testing.T) {
 // connection asks again. The connections have names for people.
 func TestCredentialsAreAskedForAgain(t *testing.T) {
 	t.Parallel()
-	node := testbroker.Private(t)
+	node, queue := commonNode(t), testbroker.Queue(t)
 	node.Grant(t, testbroker.Everything("/", "shop"))
 	var password atomic.Value
 	password.Store("shop")
@@ -482,21 +399,20 @@ func TestCredentialsAreAskedForAgain(t *testing.T) {
 	var calls rig.Timeline
 	r := rig.Start(t, rig.Config{
 		URL:      strings.Replace(node.URL(), "guest:guest", "shop:outdated", 1),
-		AdminURL: node.URL(), Queue: "orders", Policy: backoff.List{time.Second},
+		AdminURL: node.URL(), Queue: queue, Policy: backoff.List{time.Second},
 		ClientOptions: []topology.Option{
 			topology.WithName("shop"), topology.WithCredentials(credentials),
 		},
 		Handle: calls.Succeed,
 	})
-	names := node.Ctl(t, "list_connections", "client_properties")
+	names := node.Ctl(t, "eval", listConnections)
 	require.Contains(t, names, "shop: millpond retries")
 	require.Contains(t, names, "shop: millpond subscriber")
 
 	password.Store("second")
-	node.Ctl(t, "change_password", "shop", "second")
 	before := asked.Load()
-	node.Ctl(t, "close_all_connections", "rotated")
-	rig.Publish(t, node.URL(), "", "orders", rig.Message("after the change"))
+	node.Ctl(t, "eval", changePassword("shop", "second"))
+	rig.Publish(t, node.URL(), "", queue, rig.Message("after the change"))
 	rig.WaitFor(t, "the message to be handled", func() bool { return calls.Count() == 1 })
 	require.Greater(t, asked.Load(), before)
 	r.Stop()

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"math/big"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -31,66 +32,68 @@ import (
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
+// provisioned are strategies whose plans the common node has imported, each in its vhost.
+var provisioned = map[string]topology.Strategy{
+	"perqueue": topology.PerQueue{
+		Dead: topology.DeadLetters{Arguments: amqp.Table{"x-max-length": int64(1000)}},
+	},
+	"levels": topology.Levels{},
+	// Only this one needs no right to the default exchange, which leads to every queue.
+	"target": topology.Shared{Dead: topology.DeadLetters{Target: func(string) topology.Route {
+		return topology.Route{Exchange: "graves", RoutingKey: "orders"}
+	}}},
+	"return": topology.Shared{Via: []string{"amq.topic"}},
+}
+
+var provisionedPolicy = backoff.List{200 * time.Millisecond}
+
+// importDefinitions makes the vhosts of the provisioned strategies, their users with the exported
+// permissions, and in one vhost of each strategy its exported definitions.
+func importDefinitions(t testing.TB, node *testbroker.Node) {
+	t.Helper()
+	for name, strategy := range provisioned {
+		plan := rig.PlanOf(t, strategy, "orders", provisionedPolicy...)
+		for vhost, p := range map[string]topology.Permissions{
+			"provisioned-" + name: plan.Permissions(false), "declaring-" + name: plan.Permissions(true),
+		} {
+			node.Grant(t, testbroker.Everything(vhost, "guest"), testbroker.Grant{
+				VHost: vhost, User: "user-" + vhost, Configure: p.Configure, Write: p.Write, Read: p.Read,
+			})
+		}
+		main := topology.Queue{Name: "orders", Arguments: amqp.Table{"x-queue-type": "classic"}}
+		data, err := plan.Definitions("provisioned-"+name, main)
+		require.NoError(t, err)
+		require.True(t, json.Valid(data))
+		node.Import(t, data)
+	}
+}
+
 // Given an empty vhost with the exported definitions, then a user with exactly the exported
 // permissions retries and dead-letters there without declaring anything. Another user, with the
 // patterns for declaring, declares (T4, T6). Messages end in every possible way.
 func TestDefinitionsAndPermissionsSuffice(t *testing.T) {
 	t.Parallel()
-	node := testbroker.Private(t)
-	policy := backoff.List{200 * time.Millisecond}
-	bounded := topology.DeadLetters{Arguments: amqp.Table{"x-max-length": int64(1000)}}
-	strategies := map[string]topology.Strategy{
-		"perqueue": topology.PerQueue{Dead: bounded},
-		"levels":   topology.Levels{},
-		// Only this one needs no right to the default exchange, which leads to every queue.
-		"target": topology.Shared{Dead: topology.DeadLetters{Target: func(string) topology.Route {
-			return topology.Route{Exchange: "graves", RoutingKey: "orders"}
-		}}},
-		"return": topology.Shared{Via: []string{"amq.topic"}},
-	}
-	var grants []testbroker.Grant
-	definitions := map[string][]byte{}
-	for name, strategy := range strategies {
-		plan := rig.PlanOf(t, strategy, "orders", policy...)
-		main := topology.Queue{Name: "orders", Arguments: amqp.Table{"x-queue-type": "classic"}}
-		data, err := plan.Definitions("provisioned-"+name, main)
-		require.NoError(t, err)
-		require.True(t, json.Valid(data))
-		definitions[name] = data
-		for vhost, p := range map[string]topology.Permissions{
-			"provisioned-" + name: plan.Permissions(false), "declaring-" + name: plan.Permissions(true),
-		} {
-			grants = append(grants, testbroker.Everything(vhost, "guest"), testbroker.Grant{
-				VHost: vhost, User: "user-" + vhost, Configure: p.Configure, Write: p.Write, Read: p.Read,
-			})
-		}
-	}
-	// A node that imports may answer no handshake (F28): the services start after it.
-	node.Grant(t, grants...)
-	for _, data := range definitions {
-		node.Import(t, data)
-	}
-	for name, strategy := range strategies {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			serve := func(vhost string, options ...topology.Option) {
-				admin := node.URL() + vhost
-				if name == "target" {
-					digGraves(t, admin)
-				}
-				c, handled := rig.EveryWay(rig.Config{
-					URL: node.URLOf("user-"+vhost) + vhost, AdminURL: admin,
-					Queue: "orders", Strategy: strategy, Policy: policy, ClientOptions: options,
-				})
-				r := rig.Start(t, c)
-				rig.RequireEveryWay(t, r, handled, admin, len(options) == 0)
-				r.Stop()
-				requireRefused(t, r.URL, admin, name)
+	node := commonNode(t)
+	rig.Each(t, map[string][]topology.Option{
+		"provisioned": {topology.WithPreProvisioned()}, "declaring": nil,
+	}, func(t *testing.T, options []topology.Option) {
+		rig.Each(t, provisioned, func(t *testing.T, strategy topology.Strategy) {
+			words := strings.Split(t.Name(), "/")
+			vhost, name := words[1]+"-"+words[2], words[2]
+			admin := node.URL() + vhost
+			if name == "target" {
+				digGraves(t, admin)
 			}
-			serve("provisioned-"+name, topology.WithPreProvisioned())
-			serve("declaring-" + name)
+			c, handled := rig.EveryWay(rig.Config{
+				URL: node.URLOf("user-"+vhost) + vhost, AdminURL: admin,
+				Queue: "orders", Strategy: strategy, Policy: provisionedPolicy, ClientOptions: options,
+			})
+			r := rig.Start(t, c)
+			rig.RequireEveryWay(t, r, handled, admin, len(options) == 0)
+			r.Stop()
+			requireRefused(t, r.URL, admin, name)
 		})
-	}
+	})
 }
 
 // digGraves declares an exchange for dead letters and its queue.
@@ -202,15 +205,16 @@ func TestPreProvisionedDeclaresNothing(t *testing.T) {
 	rig.AwaitAttempts(t, attempts, 2)
 }
 
-// Given messages that end in every way, and a broker that restarts and changes the password,
-// then no log line of any level, no error and no header has a payload, a password or a stack.
+// Given messages that end in every way, and a broker that goes away and changes the password, then
+// no log line of any level, no error and no header has a payload, a password or a stack.
 func TestNothingSecretIsLoggedOrWritten(t *testing.T) {
 	t.Parallel()
 	const password, payload = "s3cr3t-password", "s3cr3t-payload"
-	node := testbroker.Private(t)
-	node.Ctl(t, "add_user", "shop", password)
-	node.Ctl(t, "set_permissions", "shop", ".*", ".*", ".*")
-	secret := strings.Replace(node.URL(), "guest:guest", "shop:"+password, 1)
+	node, queue := commonNode(t), testbroker.Queue(t)
+	node.Grant(t, testbroker.Everything("/", "secretive"))
+	node.Ctl(t, "eval", changePassword("secretive", password))
+	proxy := testbroker.NewProxy(t, node.URL())
+	secret := strings.Replace(proxy.URL(), "guest:guest", "secretive:"+password, 1)
 	fail := func(kind string) error {
 		panics := func(*message.Message) ([]*message.Message, error) {
 			panic(errors.New("the shop is on fire"))
@@ -227,15 +231,15 @@ func TestNothingSecretIsLoggedOrWritten(t *testing.T) {
 	}
 	begun, stopped := make(chan struct{}, 10), make(chan struct{})
 	r := rig.Start(t, rig.Config{
-		URL: secret, AdminURL: node.URL(), Queue: "orders", Verbose: true,
+		URL: secret, AdminURL: node.URL(), Queue: queue, Verbose: true,
 		Configure: rig.Picky, Policy: rig.Quickly(1),
 		ClientOptions: []topology.Option{
-			topology.WithManagement(management.At("http://shop:" + password + "@127.0.0.1:1/")),
+			topology.WithManagement(management.At("http://secretive:" + password + "@127.0.0.1:1/")),
 		},
 		Handle: func(msg *message.Message) error {
 			kind := msg.Metadata.Get("kind")
 			switch {
-			case kind == "lives through a restart":
+			case kind == "lives through an outage":
 				begun <- struct{}{}
 				<-stopped
 			case strings.HasSuffix(kind, "and waits"):
@@ -256,7 +260,7 @@ func TestNothingSecretIsLoggedOrWritten(t *testing.T) {
 		send(kind, amqp.Table{"kind": kind})
 	}
 	send("oversized", amqp.Table{"big": strings.Repeat("v", 130_000)})
-	require.NoError(t, rig.Forge(t, r.URL, r.Queue, rig.HeadersOnly(unreadable()["nested 33 deep"])))
+	forge(t, r.URL, r.Queue, unreadable()["nested 33 deep"])
 
 	var written []string
 	keep := func(d amqp.Delivery) string {
@@ -273,31 +277,30 @@ func TestNothingSecretIsLoggedOrWritten(t *testing.T) {
 	}, dead)
 
 	// The broker goes away while a message is handled, and comes back.
-	o := rig.OpenOperator(t, secret, operate.WithManagement("http://shop:"+password+"@127.0.0.1:1/"))
+	o := rig.OpenOperator(t, secret, operate.WithManagement("http://secretive:"+password+"@127.0.0.1:1/"))
 	findings, err := o.Verify(t.Context(), r.Plan)
 	errs := fmt.Sprint(findings, err)
 	require.Contains(t, errs, "127.0.0.1:1")
-	send("restart", amqp.Table{"kind": "lives through a restart"})
+	send("outage", amqp.Table{"kind": "lives through an outage"})
 	<-begun
-	node.Stop(t)
+	cutOff(proxy)
 	close(stopped)
-	r.AwaitLine("Cannot reconnect", "connection refused")
+	r.AwaitLine("Cannot reconnect")
 	for _, url := range []string{
-		secret, "amqp://shop:" + password + "/x@host:1/", "http://shop:" + password + "@host/",
+		secret, "amqp://secretive:" + password + "/x@host:1/", "http://secretive:" + password + "@host/",
 	} {
 		_, err := topology.Open(t.Context(), rig.ConnectionConfig(url), topology.PerQueue{},
 			topology.WithBrokers(url))
 		require.Error(t, err)
 		errs += "\n" + err.Error()
 	}
-	node.Start(t)
-	require.Equal(t, "restart", keep(rig.Take(t, node.URL(), "orders.dlq")))
-	node.Ctl(t, "change_password", "shop", "another")
-	node.Ctl(t, "close_all_connections", "so that the password is refused")
+	proxy.Refuse(false)
+	require.Equal(t, "outage", keep(rig.Take(t, node.URL(), queue+".dlq")))
+	node.Ctl(t, "eval", changePassword("secretive", "another"))
 	r.AwaitLine("username or password")
 	r.Stop()
 	for range 2 { // The messages that wait come back to their queue with the headers of the wait.
-		require.Contains(t, keep(rig.Take(t, node.URL(), "orders")), "and waits")
+		require.Contains(t, keep(rig.Take(t, node.URL(), queue)), "and waits")
 	}
 
 	require.Contains(t, r.Logs.Text(), "the shop is on fire")
@@ -314,10 +317,11 @@ func TestNothingSecretIsLoggedOrWritten(t *testing.T) {
 }
 
 // issue returns a certificate with its key. It is signed by another, or is a CA.
-func issue(t testing.TB, name string, by *tls.Certificate, hosts ...string) *tls.Certificate {
-	t.Helper()
+func issue(name string, by *tls.Certificate, hosts ...string) *tls.Certificate {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
+	if err != nil {
+		panic(err)
+	}
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), DNSNames: hosts,
@@ -331,9 +335,13 @@ func issue(t testing.TB, name string, by *tls.Certificate, hosts ...string) *tls
 		template.KeyUsage = x509.KeyUsageCertSign
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer)
-	require.NoError(t, err)
+	if err != nil {
+		panic(err)
+	}
 	leaf, err := x509.ParseCertificate(der)
-	require.NoError(t, err)
+	if err != nil {
+		panic(err)
+	}
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
 }
 
@@ -342,44 +350,58 @@ func inPEM(kind string, der []byte) []byte {
 }
 
 // trusting connects with a client certificate of one CA, and trusts the certificates of another.
-func trusting(t testing.TB, server, client *tls.Certificate) *tls.Config {
-	t.Helper()
+func trusting(server, client *tls.Certificate) *tls.Config {
 	cfg := &tls.Config{}
 	if server != nil {
 		cfg.RootCAs = x509.NewCertPool()
 		cfg.RootCAs.AddCert(server.Leaf)
 	}
 	if client != nil {
-		cfg.Certificates = []tls.Certificate{*issue(t, "shop", client)}
+		cfg.Certificates = []tls.Certificate{*issue("shop", client)}
 	}
 	return cfg
+}
+
+// authorities are the CA of the common node, and another one.
+var authorities = sync.OnceValue(func() (both [2]*tls.Certificate) {
+	for i := range both {
+		both[i] = issue(fmt.Sprint("CA ", i), nil)
+	}
+	return both
+})
+
+// listensOnTLS gives a node a TLS listener that demands client certificates.
+func listensOnTLS() testbroker.NodeOption {
+	trusted := authorities()[0]
+	own := issue("broker", trusted, "localhost")
+	key, err := x509.MarshalPKCS8PrivateKey(own.PrivateKey)
+	if err != nil {
+		panic(err)
+	}
+	return testbroker.WithTLS(inPEM("CERTIFICATE", trusted.Certificate[0]),
+		inPEM("CERTIFICATE", own.Certificate[0]), inPEM("PRIVATE KEY", key))
 }
 
 // Given a broker that demands client certificates of one CA, then client and Subscriber work
 // over TLS. If a certificate, a name or a port is wrong, then the error says which setting to mend.
 func TestTLSWithClientCertificates(t *testing.T) {
 	t.Parallel()
-	testbroker.RequireNode(t)
-	trusted, other := issue(t, "our CA", nil), issue(t, "another CA", nil)
-	own := issue(t, "broker", trusted, "localhost")
-	key, err := x509.MarshalPKCS8PrivateKey(own.PrivateKey)
-	require.NoError(t, err)
-	node := testbroker.Private(t, testbroker.WithTLS(inPEM("CERTIFICATE", trusted.Certificate[0]),
-		inPEM("CERTIFICATE", own.Certificate[0]), inPEM("PRIVATE KEY", key)))
-	url, good := node.TLSURL(), trusting(t, trusted, trusted)
+	node, trusted, other := commonNode(t), authorities()[0], authorities()[1]
+	node.Grant(t, testbroker.Everything("/", "tls"))
+	url, good := node.TLSURL(), trusting(trusted, trusted)
 
 	t.Run("serves", func(t *testing.T) {
 		var calls rig.Timeline
 		r := rig.Start(t, rig.Config{
-			URL: url, AdminURL: node.URL(), Queue: "orders",
+			URL: strings.Replace(url, "guest:guest", "tls:tls", 1), AdminURL: node.URL(),
 			Configure: func(cfg *wamqp.Config) { cfg.Connection.TLSConfig = good }, Policy: rig.Quickly(1),
 			Handle: calls.FailUntil(2),
 		})
 		rig.Publish(t, node.URL(), "", r.Queue, amqp.Publishing{Body: []byte("over TLS")})
 		rig.WaitFor(t, "the retry", func() bool { return calls.Count() == 2 })
-		require.Contains(t, node.Ctl(t, "list_connections", "ssl", "peer_cert_subject"), "shop")
+		require.Contains(t, node.Ctl(t, "eval", listConnections), "CN=shop")
 
-		node.Ctl(t, "close_all_connections", "to see it come back")
+		node.Ctl(t, "eval", endConnections("tls"))
 		rig.Publish(t, node.URL(), "", r.Queue, amqp.Publishing{Body: []byte("over TLS again")})
 		rig.WaitFor(t, "the message after a reconnect", func() bool { return calls.Count() == 3 })
 	})
@@ -391,11 +413,11 @@ func TestTLSWithClientCertificates(t *testing.T) {
 		want []string
 	}{
 		"CA not trusted": {
-			url, trusting(t, nil, trusted), []string{"unknown authority", "TLSConfig.RootCAs"},
+			url, trusting(nil, trusted), []string{"unknown authority", "TLSConfig.RootCAs"},
 		},
-		"wrong CA":              {url, trusting(t, other, trusted), []string{"TLSConfig.RootCAs"}},
-		"no client certificate": {url, trusting(t, trusted, nil), []string{"TLSConfig.Certificates"}},
-		"another CA's client":   {url, trusting(t, trusted, other), []string{"TLSConfig.Certificates"}},
+		"wrong CA":              {url, trusting(other, trusted), []string{"TLSConfig.RootCAs"}},
+		"no client certificate": {url, trusting(trusted, nil), []string{"TLSConfig.Certificates"}},
+		"another CA's client":   {url, trusting(trusted, other), []string{"TLSConfig.Certificates"}},
 		"another name": {
 			strings.Replace(url, "localhost", "127.0.0.1", 1), good,
 			[]string{"127.0.0.1", "TLSConfig.ServerName"},

@@ -141,9 +141,7 @@ func TestACancelLetsTheNextConsumerOvertake(t *testing.T) {
 // nodes for a moment, then the next consumer gets the messages. The first is not told, its acks
 // remove nothing, and it gets them again, when the next consumer ends. From 4.3 on the first one
 // stays active, because the broker waits for its node (F53).
-func TestAConsumerIsNotToldThatItLostItsQueue(t *testing.T) {
-	t.Parallel()
-	c := testbroker.PrivateCluster(t, 3)
+func aConsumerIsNotToldThatItLostItsQueue(t *testing.T, c *testbroker.Cluster) {
 	l := newLine(t, c.Node(2).URL(), 60)
 	first := l.join(c.Node(1).URL(), 50)
 	first.take("1-50")

@@ -183,11 +183,10 @@ func TestWarningsGoByTheRealQueueType(t *testing.T) {
 		"while the broker restarts, because their quorum queue is not up yet"
 	const classic = "Warning: the queue is a classic one"
 	strategy := topology.PerQueue{Type: topology.Classic}
-	node := testbroker.Private(t)
+	node := commonNode(t)
 	node.Ctl(t, "add_vhost", "typed", "--default-queue-type", "quorum")
-	node.Grant(t, testbroker.Everything("typed", "guest"), testbroker.Grant{
-		VHost: "typed", User: "reader", Configure: "^$", Write: ".*", Read: ".*",
-	})
+	node.Grant(t, testbroker.Everything("typed", "guest"), testbroker.Everything("plain", "guest"),
+		testbroker.Grant{VHost: "typed", User: "reader", Configure: "^$", Write: ".*", Read: ".*"})
 	check := func(
 		t *testing.T, cfg wamqp.Config, queue, said, unsaid string, options ...topology.Option,
 	) {
@@ -203,7 +202,7 @@ func TestWarningsGoByTheRealQueueType(t *testing.T) {
 		plan := rig.PlanFor(t, queue, strategy, sourcePolicy)
 		require.Contains(t, rig.BlindFindings(t, o, plan), finding)
 	}
-	typed, plain := rig.QueueConfig(node.URL()+"typed"), rig.QueueConfig(node.URL())
+	typed, plain := rig.QueueConfig(node.URL()+"typed"), rig.QueueConfig(node.URL()+"plain")
 	t.Run("default of the vhost", func(t *testing.T) {
 		check(t, typed, "orders", loses, classic)
 		requireFound(t, typed, "orders", "critical dropping queue orders")
@@ -218,7 +217,7 @@ func TestWarningsGoByTheRealQueueType(t *testing.T) {
 		check(t, plain, "plain", classic, loses, topology.WithPreProvisioned())
 	})
 	t.Run("the name leaves no room for the type", func(t *testing.T) {
-		queue, cfg := strings.Repeat("q", 220), rig.QueueConfig(node.URL())
+		queue, cfg := strings.Repeat("q", 220), rig.QueueConfig(node.URL()+"plain")
 		rig.QuorumQueue(&cfg)
 		check(t, cfg, queue, "Warning: the type of the queue is not known", classic)
 		requireFound(t, cfg, queue, "warning unchecked queue "+queue)
@@ -228,27 +227,9 @@ func TestWarningsGoByTheRealQueueType(t *testing.T) {
 			t.Skip("needs RabbitMQ 4: make test BROKER=4.0")
 		}
 		node.Ctl(t, "eval", "application:set_env(rabbit, quorum_relaxed_checks_on_redeclaration, true).")
-		rig.DeclareQueue(t, node.URL(), "orders", amqp.Table{"x-queue-type": "quorum"})
+		rig.DeclareQueue(t, node.URL()+"plain", "orders", amqp.Table{"x-queue-type": "quorum"})
 		check(t, plain, "orders", loses, classic)
 	})
-}
-
-// The question for the type of a queue changes nothing, and declares nothing if the queue is
-// gone: a broker that deletes it between the questions answers like this one.
-func TestAskingForTheTypeTakesNoMessage(t *testing.T) {
-	t.Parallel()
-	url, queue := testbroker.URL(t), testbroker.Queue(t)
-	args := amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(1 << 30)}
-	rig.DeclareQueue(t, url, queue, args)
-	rig.Publish(t, url, "", queue, rig.Message("order"))
-	o, plan := rig.OpenOperator(t, url), rig.PlanFor(t, queue, topology.PerQueue{}, sourcePolicy)
-	require.NoError(t, o.Declare(t.Context(), plan))
-	for range 3 { // each looks twice
-		require.Empty(t, rig.BlindFindings(t, o, plan))
-	}
-	taken := rig.Take(t, url, queue)
-	require.False(t, taken.Redelivered)
-	require.Contains(t, []any{nil, int64(0)}, taken.Headers["x-delivery-count"])
 }
 
 const dropsSilently = "Warning: the broker drops a message of the queue silently"
@@ -257,7 +238,7 @@ const dropsSilently = "Warning: the broker drops a message of the queue silently
 // that removes it. The command works, and then nothing is named.
 func TestFiniteDeliveryLimitIsNamedWithItsRemedy(t *testing.T) {
 	t.Parallel()
-	node, api := testbroker.Managed(t, "{collect_statistics_interval, 500}")
+	node := commonNode(t)
 	limited := strings.HasPrefix(node.Version(), "4.") // by default
 	node.Grant(t, testbroker.Everything("it's one", "guest"))
 	url := node.URL() + "it%27s%20one"

@@ -1,12 +1,12 @@
-//go:build unix
-
 package e2e_test
 
 import (
 	"fmt"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -30,16 +30,19 @@ const (
 
 // Given a queue that is deleted on the cluster while its messages wait, then the messages of other
 // queues come back on time. Quorum wait queues of its own hold the messages, also when a node dies,
-// and they arrive when their queue is declared again. Shared ones let them be stranded (T8).
+// and they arrive when their queue is declared again. Shared ones let them be stranded (T8). The
+// last scene disturbs the cluster.
 func TestVanishedQueueBlocksNobodyOnTheCluster(t *testing.T) {
 	t.Parallel()
 	c := testbroker.PrivateCluster(t, 3, testbroker.WithAdvancedConfig(
 		"[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 2000}]}]."))
-	t.Run("strategies", func(t *testing.T) {
-		rig.Each(t, map[string]topology.Strategy{
-			"perqueue": topology.PerQueue{}, "shared": topology.Shared{Prefix: "shared"},
-		}, func(t *testing.T, strategy topology.Strategy) { vanish(t, c, strategy) })
-	})
+	var both sync.WaitGroup // not parallel: they would wait for all other tests
+	for name, strategy := range map[string]topology.Strategy{
+		"perqueue": topology.PerQueue{}, "shared": topology.Shared{Prefix: "shared"},
+	} {
+		both.Go(func() { t.Run(name, func(t *testing.T) { vanish(t, c, strategy) }) })
+	}
+	both.Wait()
 	rig.AwaitDepth(t, c.Node(0).URL(), "shared.stranded", vanished)
 	const lost, waits = "perqueue-vanished", "perqueue-vanished.wait.10s"
 	rig.WaitFor(t, "the broker to count all as waiting", func() bool {
@@ -52,6 +55,9 @@ func TestVanishedQueueBlocksNobodyOnTheCluster(t *testing.T) {
 	require.Equal(t, vanished, distinct(t, url, lost, vanished))
 	rig.WaitFor(t, "the wait queue to be empty", func() bool {
 		return messages(t, c.Node(1), waits) == 0
+	})
+	t.Run("a consumer is not told that it lost its queue", func(t *testing.T) {
+		aConsumerIsNotToldThatItLostItsQueue(t, c)
 	})
 }
 
@@ -85,18 +91,17 @@ func vanish(t *testing.T, c *testbroker.Cluster, strategy topology.Strategy) {
 	rig.WaitFor(t, "the messages of the other queue", func() bool { return back.Count() >= healthy })
 }
 
-// messages returns the number of messages of a queue, held ones included.
+// messages returns the number of messages of a quorum queue, held ones included, as its leader has
+// counted them.
 func messages(t *testing.T, n *testbroker.Node, queue string) int {
 	t.Helper()
-	for line := range strings.Lines(n.Ctl(t, "list_queues", "--no-table-headers", "name",
-		"messages")) {
-		var name string
-		var count int
-		if _, err := fmt.Sscan(line, &name, &count); err == nil && name == queue {
-			return count
-		}
-	}
-	return -1
+	count := n.Ctl(t, "eval", fmt.Sprintf(`
+		Counted = [queue_coarse_metrics, rabbit_misc:r(<<"/">>, queue, <<%q>>)],
+		lists:max([-1 | [M || N <- [node() | nodes()],
+			{_, _, _, M, _} <- rpc:call(N, ets, lookup, Counted)]]).`, queue))
+	number, err := strconv.Atoi(strings.TrimSpace(count))
+	require.NoError(t, err)
+	return number
 }
 
 // distinct takes n messages of a queue, or more, and returns the number of different ones.

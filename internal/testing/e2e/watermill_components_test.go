@@ -6,11 +6,8 @@ import (
 	"fmt"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill/components/cqrs"
-	"github.com/ThreeDotsLabs/watermill/components/fanin"
-	"github.com/ThreeDotsLabs/watermill/components/forwarder"
 	"github.com/ThreeDotsLabs/watermill/components/requestreply"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
@@ -337,88 +334,4 @@ func TestRequestReply(t *testing.T) {
 		require.Empty(t, attempts)
 		a.requireNothingLeft(a.queue)
 	})
-}
-
-// Given a Forwarder without its destination, when a message comes, then it waits until the
-// destination is there.
-func TestForwarderRetries(t *testing.T) {
-	t.Parallel()
-	a := newApp(t, backoff.Constant{Interval: 500 * time.Millisecond, Retries: 100})
-	destination := testbroker.Queue(t)
-	sub, err := a.subscriber()
-	require.NoError(t, err)
-	f, err := forwarder.NewForwarder(sub, a.publisher(), a.logs, forwarder.Config{
-		ForwarderTopic: a.queue, Middlewares: []message.HandlerMiddleware{a.retry(a.policy)},
-	})
-	require.NoError(t, err)
-	stop := a.run(f)
-	msg := message.NewMessage("id-1", []byte("order"))
-	msg.Metadata.Set("kind", "order")
-	pub := forwarder.NewPublisher(a.publisher(), forwarder.PublisherConfig{ForwarderTopic: a.queue})
-	require.NoError(t, pub.Publish(destination, msg))
-	rig.WaitFor(t, "a retry", func() bool { return a.logs.Said("Message will be retried") > 0 })
-	rig.DeclareQueue(t, a.url, destination, nil)
-	arrived := rig.Take(t, a.url, destination)
-	require.Equal(t, "order", string(arrived.Body))
-	require.Equal(t, "order", arrived.Headers["kind"])
-	stop()
-	a.requireNothingLeft(a.queue)
-}
-
-// Given a FanIn without its target, when messages come, then each is set aside for a second, again
-// and again, and none is lost. FanIn takes no middleware and publishes outside all of them.
-func TestFanInSetsAside(t *testing.T) {
-	t.Parallel()
-	a := newApp(t, backoff.None{})
-	target, sources := testbroker.Queue(t), []string{a.queue, testbroker.Queue(t)}
-	sub, err := a.subscriber()
-	require.NoError(t, err)
-	config := fanin.Config{SourceTopics: sources, TargetTopic: target}
-	f, err := fanin.NewFanIn(sub, a.publisher(), config, a.logs)
-	require.NoError(t, err)
-	stop := a.run(f)
-	for _, source := range sources {
-		msg := message.NewMessage("of "+source, []byte(source))
-		require.NoError(t, a.publisher().Publish(source, msg))
-	}
-	const failing = "Publishing produced messages failed"
-	rig.WaitFor(t, "three failures", func() bool { return a.logs.Said(failing) >= 3 })
-	rig.DeclareQueue(t, a.url, target, nil)
-	first, second := rig.Take(t, a.url, target), rig.Take(t, a.url, target)
-	require.ElementsMatch(t, sources, []string{string(first.Body), string(second.Body)})
-	stop()
-	a.requireNothingLeft(sources...)
-	require.LessOrEqual(t, a.logs.Said(failing), 100, "it spins")
-}
-
-// Given a handler that produces messages, when an attempt fails, then its messages are dropped.
-// When publishing fails, then no attempt is counted, and the handler is called again.
-func TestHandlerThatPublishes(t *testing.T) {
-	t.Parallel()
-	a := newApp(t, rig.Quickly(1))
-	out, attempts := testbroker.Queue(t), make(chan int, 1000)
-	a.retryAll()
-	sub, err := a.subscriber()
-	require.NoError(t, err)
-	produce := func(msg *message.Message) ([]*message.Message, error) {
-		attempt := middleware.Attempt(msg.Context())
-		attempts <- attempt
-		produced := message.Messages{message.NewMessage(msg.UUID, fmt.Append(nil, attempt))}
-		if attempt == 1 {
-			return produced, rig.ErrFailed
-		}
-		return produced, nil
-	}
-	a.router.AddHandler("handler", a.queue, sub, out, a.publisher(), produce)
-	stop := a.run(a.router)
-	require.NoError(t, a.publisher().Publish(a.queue, message.NewMessage("id-1", nil)))
-	rig.AwaitAttempts(t, attempts, 1, 2, 2, 2)
-	rig.DeclareQueue(t, a.url, out, nil)
-	require.Equal(t, "2", string(rig.Take(t, a.url, out).Body))
-	stop()
-	require.Zero(t, testbroker.Depth(t, a.url, out), "one message is produced")
-	a.requireNothingLeft(a.queue)
-	for len(attempts) > 0 {
-		require.Equal(t, 2, <-attempts)
-	}
 }

@@ -30,6 +30,7 @@ type Server struct {
 	queues    map[string]*queue
 	arrived   int // messages in queues so far
 	published int
+	frameMax  uint32
 	wait      sync.WaitGroup
 }
 
@@ -42,7 +43,7 @@ func Start(tb testing.TB, script func(*Publish)) *Server {
 	}
 	s := &Server{
 		listener: memnet.Listen(), script: script,
-		conns: make(map[*connection]struct{}), queues: make(map[string]*queue),
+		conns: make(map[*connection]struct{}), queues: make(map[string]*queue), frameMax: 131072,
 	}
 	s.wait.Go(s.accept)
 	tb.Cleanup(s.close)
@@ -51,6 +52,13 @@ func Start(tb testing.TB, script func(*Publish)) *Server {
 
 // URL returns the address of the peer. [memnet.Dial] connects to it.
 func (s *Server) URL() string { return "amqp://guest:guest@" + s.listener.Addr().String() + "/" }
+
+// OfferFrames changes the largest size of frames that the peer offers. Default: 131072, as RabbitMQ.
+func (s *Server) OfferFrames(size uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.frameMax = size
+}
 
 // Published returns the number of publishes that have arrived whole so far.
 func (s *Server) Published() int {
@@ -111,12 +119,8 @@ type channel struct {
 	closing   bool     // by the peer: everything is ignored until close-ok (AMQP 0-9-1, 1.5.2.5)
 }
 
-// frameMax is the value that RabbitMQ offers. The peer sends heartbeats twice as often as a client
-// with amqp091-go's default of ten seconds needs.
-const (
-	frameMax  = 131072
-	heartbeat = 5 * time.Second
-)
+// heartbeat is half the time between the heartbeats that amqp091-go asks for by default.
+const heartbeat = 5 * time.Second
 
 func (c *connection) serve() error {
 	if _, err := io.ReadFull(c.conn, make([]byte, len("AMQP0091"))); err != nil {
@@ -192,7 +196,7 @@ func (c *connection) method(f frame.Frame) {
 	}
 	switch m := f.Method(); m {
 	case frame.ConnectionStartOk:
-		c.send(0, frame.ConnectionTune, []byte{7, 255}, binary.BigEndian.AppendUint32(nil, frameMax),
+		c.send(0, frame.ConnectionTune, []byte{7, 255}, frame.Number(c.server.frameMax),
 			[]byte{0, 60})
 	case frame.ConnectionTuneOk: // nothing to answer
 	case frame.ConnectionOpen:

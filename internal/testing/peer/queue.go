@@ -179,7 +179,7 @@ func (m *message) frames(channel uint16, method frame.Method, args ...[]byte) []
 		frame.NewMethod(channel, method, args...), frame.New(frame.KindHeader, channel, m.header),
 	}
 	for rest := m.body; len(rest) > 0; {
-		n := min(len(rest), frameMax-8)
+		n := min(len(rest), 100_000) // fits into a frame
 		frames = append(frames, frame.New(frame.KindBody, channel, rest[:n]))
 		rest = rest[n:]
 	}

@@ -1,7 +1,6 @@
 package rig
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -35,34 +34,11 @@ func StartBraked(t testing.TB, b Braked) *Logs {
 		Brake: outage.Brake{Name: b.Name, Ramp: 500 * time.Millisecond},
 	})
 	require.NoError(t, err)
-	logs := &Logs{}
-	cfg := QueueConfig(b.URL)
-	cfg.Queue.Arguments = amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int32(1 << 30)}
-	policy := backoff.List{time.Second, time.Hour}
-	RemovePlan(t, b.URL, topology.PerQueue{}, b.Queue, policy)
 	testbroker.Delete(t, b.Queue)
-	options := append([]topology.Option{topology.WithLogger(logs), topology.WithName(b.Instance)},
-		b.Options...)
-	client, err := topology.Open(t.Context(), cfg.Connection, topology.PerQueue{}, options...)
-	require.NoError(t, err)
-	retry, err := middleware.NewDelayedRetry(client, policy, middleware.WithBudget(budget))
-	require.NoError(t, err)
-	sub, err := client.NewSubscriber(cfg, topology.For(retry))
-	require.NoError(t, err)
-	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 10 * time.Second}, logs)
-	require.NoError(t, err)
-	router.AddMiddleware(retry.Middleware)
-	router.AddConsumerHandler("handler", b.Queue, sub, b.Handle)
-	ended := make(chan error, 1)
-	go func() { ended <- router.Run(context.Background()) }()
-	<-router.Running()
-	t.Cleanup(func() {
-		require.NoError(t, router.Close())
-		require.NoError(t, client.Close())
-		require.NoError(t, <-ended)
-		if t.Failed() {
-			logs.Dump(t)
-		}
-	})
-	return logs
+	return Start(t, Config{
+		URL: b.URL, Queue: b.Queue, Policy: backoff.List{time.Second, time.Hour}, Handle: b.Handle,
+		Configure:     WithQueue(amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int32(1 << 30)}),
+		ClientOptions: append(b.Options, topology.WithName(b.Instance)),
+		RetryOptions:  []middleware.Option{middleware.WithBudget(budget)},
+	}).Logs
 }

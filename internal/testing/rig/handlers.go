@@ -1,7 +1,6 @@
 package rig
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -14,7 +13,6 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/passage"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
@@ -184,135 +182,49 @@ func (l *Timeline) RequireGaps(t testing.TB, plan topology.Plan, delays ...time.
 	}
 }
 
-// Busy counts the handlers that run at once, and the calls for each message.
-type Busy struct {
+// Calls counts the calls of handlers, by message, and the handlers that run at once.
+type Calls struct {
 	mu            sync.Mutex
 	running, most int
 	calls         map[string]int
 }
 
-// NewBusy returns a Busy without calls.
-func NewBusy() *Busy { return &Busy{calls: map[string]int{}} }
+// NewCalls returns Calls that have counted nothing.
+func NewCalls() *Calls { return &Calls{calls: map[string]int{}} }
 
 // Enter counts the begin of a call for a message; leave counts its end.
-func (b *Busy) Enter(body string) (leave func()) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.running++
-	b.most = max(b.most, b.running)
-	b.calls[body]++
-	return func() { b.mu.Lock(); defer b.mu.Unlock(); b.running-- }
+func (c *Calls) Enter(body string) (leave func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.running++
+	c.most = max(c.most, c.running)
+	c.calls[body]++
+	return func() { c.mu.Lock(); defer c.mu.Unlock(); c.running-- }
 }
 
+// Handle counts a call that is over.
+func (c *Calls) Handle(body string) { c.Enter(body)() }
+
 // Now returns the number of handlers that run.
-func (b *Busy) Now() int { b.mu.Lock(); defer b.mu.Unlock(); return b.running }
+func (c *Calls) Now() int { c.mu.Lock(); defer c.mu.Unlock(); return c.running }
 
 // Peak returns the largest number of handlers that ran at once.
-func (b *Busy) Peak() int { b.mu.Lock(); defer b.mu.Unlock(); return b.most }
+func (c *Calls) Peak() int { c.mu.Lock(); defer c.mu.Unlock(); return c.most }
 
 // Of returns the number of calls for a message.
-func (b *Busy) Of(body string) int { b.mu.Lock(); defer b.mu.Unlock(); return b.calls[body] }
+func (c *Calls) Of(body string) int { c.mu.Lock(); defer c.mu.Unlock(); return c.calls[body] }
+
+// Count returns the number of messages that had a call.
+func (c *Calls) Count() int { c.mu.Lock(); defer c.mu.Unlock(); return len(c.calls) }
 
 // Total returns the number of all calls.
-func (b *Busy) Total() int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	total := 0
-	for _, n := range b.calls {
+func (c *Calls) Total() (total int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, n := range c.calls {
 		total += n
 	}
 	return total
-}
-
-// Distinct returns the number of messages that had a call.
-func (b *Busy) Distinct() int { b.mu.Lock(); defer b.mu.Unlock(); return len(b.calls) }
-
-// Ledger records the fate of many messages.
-type Ledger struct {
-	mu      sync.Mutex
-	Handled map[string]int // how often, by body
-	failed  map[string]bool
-	refused int
-}
-
-// NewLedger returns an empty ledger.
-func NewLedger() *Ledger {
-	return &Ledger{Handled: map[string]int{}, failed: map[string]bool{}}
-}
-
-// Handle records that a message was handled.
-func (l *Ledger) Handle(body string) { l.mu.Lock(); defer l.mu.Unlock(); l.Handled[body]++ }
-
-// Count returns the number of messages that were handled.
-func (l *Ledger) Count() int { l.mu.Lock(); defer l.mu.Unlock(); return len(l.Handled) }
-
-// Times returns how often a message was handled.
-func (l *Ledger) Times(body string) int { l.mu.Lock(); defer l.mu.Unlock(); return l.Handled[body] }
-
-// Refuse records that a message could not be decoded.
-func (l *Ledger) Refuse() { l.mu.Lock(); defer l.mu.Unlock(); l.refused++ }
-
-// Undecodable returns the number of messages that could not be decoded.
-func (l *Ledger) Undecodable() int { l.mu.Lock(); defer l.mu.Unlock(); return l.refused }
-
-// FailOnce reports whether it is called for a message for the first time.
-func (l *Ledger) FailOnce(body string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	first := !l.failed[body]
-	l.failed[body] = true
-	return first
-}
-
-// HandOvers is an observer that counts the failed tries of hand-overs, by message, and the
-// hand-overs that have ended.
-type HandOvers struct {
-	mu           sync.Mutex
-	failed       map[string]int
-	done, undone int
-}
-
-// Observe implements middleware.Observer.
-func (h *HandOvers) Observe(_ context.Context, e middleware.Event) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	switch e.Kind {
-	case middleware.EventFailing:
-		if h.failed == nil {
-			h.failed = map[string]int{}
-		}
-		h.failed[e.MessageID]++
-	case middleware.EventRetried, middleware.EventDeadLettered:
-		h.done++
-	case middleware.EventRequeued:
-		h.undone++
-	}
-}
-
-// Succeeded returns the number of hand-overs that succeeded.
-func (h *HandOvers) Succeeded() int {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.done
-}
-
-// Ended returns the number of hand-overs that succeeded, or whose message went back.
-func (h *HandOvers) Ended() int {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.done + h.undone
-}
-
-// AtLeast reports whether so many messages have failed so often.
-func (h *HandOvers) AtLeast(messages, tries int) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, n := range h.failed {
-		if n >= tries {
-			messages--
-		}
-	}
-	return messages <= 0
 }
 
 // Fail is a Config.Handle that fails every message.
@@ -353,11 +265,4 @@ func (l *Timeline) FailUntil(n int) func(*message.Message) error {
 		}
 		return nil
 	}
-}
-
-// UnlistedDelays returns a policy with these delays that cannot list them, so that a plan has
-// the wait steps of its strategy.
-func UnlistedDelays(delays ...time.Duration) backoff.Policy {
-	return backoff.Limit{Retries: len(delays), Policy: backoff.PolicyFunc(
-		func(f backoff.Failure) (time.Duration, bool) { return delays[f.Count-1], true })}
 }

@@ -2,7 +2,6 @@ package rig
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -28,14 +27,6 @@ type LogEntry struct {
 
 	at    time.Time
 	level string
-}
-
-func (e *LogEntry) stamp() string { return e.at.Format("15:04:05.000") + " " + e.level }
-
-// routine are the router's lines about a start and a stop without an error.
-var routine = []string{
-	"Adding handler", "All messages processed", "Router closed", "Running router handlers",
-	"Starting handler", "Subscriber stopped", "Waiting for messages",
 }
 
 // All returns the entries so far, in their order.
@@ -65,7 +56,8 @@ func (l *Logs) text() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, e := range l.entries[len(l.lines):] {
-		l.lines = append(l.lines, fmt.Sprintf("%s %s err=%v %v", e.stamp(), e.Msg, e.Err, e.Fields))
+		l.lines = append(l.lines, fmt.Sprintf("%s %s %s err=%v %v", e.at.Format("15:04:05.000"),
+			e.level, e.Msg, e.Err, e.Fields))
 	}
 	return l.lines
 }
@@ -84,35 +76,10 @@ func (l *Logs) Saying(text string) []string {
 	return found
 }
 
-// Dump writes the log to the output of a test, without the routine of the router. Q stands for the
-// queue's name, and is left out where it is the line's queue or topic.
+// Dump writes the log to the output of a test.
 func (l *Logs) Dump(t testing.TB) {
 	t.Helper()
-	entries, queue := l.All(), "(no queue)"
-	for _, e := range entries {
-		if topic, ok := e.Fields["topic"].(string); ok {
-			queue = topic
-			break
-		}
-	}
-	var story strings.Builder
-	for _, e := range entries {
-		if slices.Contains(routine, e.Msg) {
-			continue
-		}
-		line := e.stamp() + " " + e.Msg
-		if e.Err != nil {
-			line += " err=" + e.Err.Error()
-		}
-		for _, key := range slices.Sorted(maps.Keys(e.Fields)) {
-			value := fmt.Sprint(e.Fields[key])
-			if value != "" && (value != queue || key != "queue" && key != "topic") {
-				line += " " + key + ":" + value
-			}
-		}
-		story.WriteString("\n" + strings.ReplaceAll(line, queue, "Q"))
-	}
-	t.Logf("log of Q, which is %s:%s", queue, story.String())
+	t.Log(l.Text())
 }
 
 func (l *Logs) log(level, msg string, err error, fields watermill.LogFields) {

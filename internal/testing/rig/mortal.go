@@ -2,7 +2,6 @@ package rig
 
 import (
 	"bytes"
-	"context"
 	"encoding/binary"
 	"errors"
 	"net"
@@ -10,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill"
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -39,51 +37,25 @@ type Mortal struct {
 
 // StartMortal starts a service that can die. Its handlers must return when Dead is closed.
 func StartMortal(
-	t *testing.T, cfg wamqp.Config, queue string, concurrency int,
-	handle func(*Mortal, *message.Message) error,
-) *Mortal {
-	t.Helper()
-	return StartMortalWith(t, cfg, topology.PerQueue{}, queue, concurrency, handle)
-}
-
-// StartMortalWith is StartMortal with a strategy.
-func StartMortalWith(
-	t *testing.T, cfg wamqp.Config, strategy topology.Strategy, queue string, concurrency int,
-	handle func(*Mortal, *message.Message) error,
+	t *testing.T, c Config, concurrency int, handle func(*Mortal, *message.Message) error,
 ) *Mortal {
 	t.Helper()
 	m := &Mortal{Deliveries: NewDeliveries(), Dead: make(chan struct{})}
-	publishing := cfg.Connection
-	publishing.AmqpConfig = &amqp.Config{Dial: m.dial}
-	cfg.Connection.AmqpConfig = &amqp.Config{Dial: func(network, address string) (net.Conn, error) {
-		conn, err := m.dial(network, address)
-		if err != nil {
-			return nil, err
+	configure := c.Configure
+	c.Configure = func(cfg *wamqp.Config) {
+		if configure != nil {
+			configure(cfg)
 		}
-		return m.Deliveries.Watch(conn), nil
-	}}
-	policy := backoff.List{time.Second}
-	client := Connect(t, func() (*topology.Client, error) {
-		return topology.Open(context.Background(), publishing, strategy)
-	})
-	sub := Connect(t, func() (*topology.Subscriber, error) {
-		return client.NewSubscriber(cfg, topology.ForPolicy(policy),
-			topology.WithConcurrency(concurrency), topology.WithDrainTimeout(0))
-	})
-	config := message.RouterConfig{CloseTimeout: time.Second}
-	router := Router(t, client, policy, config, watermill.NopLogger{}, nil)
-	router.AddConsumerHandler("handler", queue, sub, func(msg *message.Message) error {
-		return handle(m, msg)
-	})
-	// A handler may let the process die before Run has returned.
-	var ended <-chan error
+		cfg.Connection.AmqpConfig = &amqp.Config{Dial: m.dial}
+	}
+	c.Keep, c.Policy, c.RouterConfig.CloseTimeout = true, backoff.List{time.Second}, time.Second
+	c.SubscriberOptions = append(InFlight(concurrency), topology.WithDrainTimeout(0))
+	c.Handle = func(msg *message.Message) error { return handle(m, msg) }
+	// A handler may let the process die before Start has returned.
+	var s *Service
 	running := make(chan struct{})
-	m.bury = sync.OnceFunc(func() {
-		<-running
-		// In this order. The handlers may take longer than the router waits.
-		_ = errors.Join(router.Close(), client.Close(), <-ended)
-	})
-	ended = Run(t, router)
+	m.bury = func() { <-running; s.Stop() }
+	s = Start(t, c)
 	close(running)
 	t.Cleanup(func() {
 		m.Die()
@@ -104,7 +76,7 @@ func (m *Mortal) dial(network, address string) (net.Conn, error) {
 		return nil, ErrDead
 	}
 	m.sockets = append(m.sockets, conn)
-	return conn, nil
+	return m.Deliveries.Watch(conn), nil
 }
 
 // Alive calls effect unless the process is dead, and reports whether it was called.

@@ -52,7 +52,7 @@ type Config struct {
 
 	Strategy          topology.Strategy // default: PerQueue
 	Policy            backoff.Policy
-	UnknownPolicy     bool // make the subscriber without ForPolicy
+	UnknownPolicy     bool // make the subscriber without For
 	Configure         func(*wamqp.Config)
 	Rounds            *passage.Rounds // watches the service's connections, if it is set
 	ClientOptions     []topology.Option
@@ -121,9 +121,8 @@ func Start(t testing.TB, c Config) *Service {
 	t.Helper()
 	c = c.withDefaults(t)
 	delays, _ := backoff.Delays(c.Policy)
-	forPolicy := []topology.SubscriberOption{topology.ForPolicy(c.Policy)}
 	if c.UnknownPolicy {
-		delays, forPolicy = nil, nil
+		delays = nil
 	}
 	s := &Service{T: t, URL: c.URL, Queue: c.Queue, Logs: &Logs{verbose: c.Verbose}}
 	if !c.Keep {
@@ -152,10 +151,15 @@ func Start(t testing.TB, c Config) *Service {
 	s.Client = Connect(t, func() (*topology.Client, error) {
 		return topology.Open(ctx, conn, c.Strategy, append(c.ClientOptions, logger)...)
 	})
+	retry := Retry(t, s.Client, c.Policy, s.Logs, c.RetryOptions...)
+	options := c.SubscriberOptions
+	if !c.UnknownPolicy {
+		options = append([]topology.SubscriberOption{topology.For(retry)}, options...)
+	}
 	s.Subscriber = Connect(t, func() (*topology.Subscriber, error) {
-		return s.Client.NewSubscriber(cfg, append(forPolicy, c.SubscriberOptions...)...)
+		return s.Client.NewSubscriber(cfg, options...)
 	})
-	s.router = Router(t, s.Client, c.Policy, c.RouterConfig, s.Logs, c.RetryOptions, c.Outer...)
+	s.router = Router(t, c.RouterConfig, s.Logs, retry, c.Outer...)
 	if c.Publisher != nil {
 		s.router.AddHandler("handler", c.Queue, s.Subscriber, c.PublishTopic, c.Publisher, c.Handler)
 	} else {
@@ -190,15 +194,24 @@ func (s *Service) run(c Config) {
 	})
 }
 
-// Router makes a router with DelayedRetry, and with other middlewares outside it.
-func Router(
-	t testing.TB, client *topology.Client, policy backoff.Policy, config message.RouterConfig,
-	logger watermill.LoggerAdapter, options []middleware.Option, outer ...message.HandlerMiddleware,
-) *message.Router {
+// Retry makes a DelayedRetry.
+func Retry(
+	t testing.TB, client *topology.Client, policy backoff.Policy, logger watermill.LoggerAdapter,
+	options ...middleware.Option,
+) *middleware.DelayedRetry {
 	t.Helper()
 	options = append(options, middleware.WithLogger(logger))
 	retry, err := middleware.NewDelayedRetry(client, policy, options...)
 	require.NoError(t, err)
+	return retry
+}
+
+// Router makes a router with a DelayedRetry, and with other middlewares outside it.
+func Router(
+	t testing.TB, config message.RouterConfig, logger watermill.LoggerAdapter,
+	retry *middleware.DelayedRetry, outer ...message.HandlerMiddleware,
+) *message.Router {
+	t.Helper()
 	router, err := message.NewRouter(config, logger)
 	require.NoError(t, err)
 	router.AddMiddleware(outer...)

@@ -1,12 +1,9 @@
 package rig
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
 	"fmt"
 	"math"
-	"net"
 	"strings"
 	"testing"
 	"time"
@@ -272,81 +269,4 @@ func DeliveryLimit(t testing.TB, declared, version string) (amqp.Table, int64) {
 	require.NoError(t, err)
 	args["x-delivery-limit"] = n
 	return args, n
-}
-
-// Forge publishes a message with forged properties. It returns nil if the broker confirms the
-// message, and otherwise the error with which the broker closes the connection.
-func Forge(t testing.TB, url, queue string, properties []byte) error {
-	t.Helper()
-	conn, err := amqp.DialConfig(url, amqp.Config{Dial: func(network, addr string) (net.Conn, error) {
-		inner, err := amqp.DefaultDial(10*time.Second)(network, addr)
-		return &forger{Conn: inner, properties: properties}, err
-	}})
-	require.NoError(t, err)
-	defer func() { _ = conn.CloseDeadline(time.Now().Add(time.Second)) }()
-	end := conn.NotifyClose(make(chan *amqp.Error, 1))
-	ch, err := conn.Channel()
-	require.NoError(t, err)
-	if confirmed(t, ch, "", queue, amqp.Publishing{Body: []byte("forged")}) {
-		return nil
-	}
-	select {
-	case err := <-end:
-		return err
-	case <-time.After(Patience):
-		return context.DeadlineExceeded
-	}
-}
-
-// forger replaces the properties of published messages with bytes that no client would write:
-// all bytes of a content header after the size of the body.
-type forger struct {
-	net.Conn
-	properties []byte
-	begun      bool
-	pending    []byte
-}
-
-func (f *forger) Write(p []byte) (int, error) {
-	f.pending = append(f.pending, p...)
-	var out bytes.Buffer
-	if !f.begun && len(f.pending) >= 8 {
-		f.begun = true
-		out.Write(f.pending[:8]) // "AMQP" 0 0 9 1
-		f.pending = f.pending[8:]
-	}
-	for f.begun && len(f.pending) >= frameHead {
-		end := frameHead + int(binary.BigEndian.Uint32(f.pending[3:7])) + 1
-		if len(f.pending) < end {
-			break
-		}
-		if f.pending[0] == headerFrame {
-			out.Write(f.pending[:3])
-			_ = binary.Write(&out, binary.BigEndian, uint32(beforeProperties+len(f.properties)))
-			out.Write(f.pending[frameHead : frameHead+beforeProperties])
-			out.Write(f.properties)
-			out.WriteByte(0xCE)
-		} else {
-			out.Write(f.pending[:end])
-		}
-		f.pending = f.pending[end:]
-	}
-	if _, err := f.Conn.Write(out.Bytes()); err != nil {
-		return 0, err
-	}
-	return len(p), nil
-}
-
-const (
-	frameHead   = 7 // type, channel, size
-	headerFrame = 2
-	// beforeProperties are class, weight and body size.
-	beforeProperties = 2 + 2 + 8
-)
-
-// HeadersOnly returns properties that have only a header table, with these bytes.
-func HeadersOnly(table []byte) []byte {
-	out := binary.BigEndian.AppendUint16(nil, 0x2000) // the flag of headers
-	out = binary.BigEndian.AppendUint32(out, uint32(len(table)))
-	return append(out, table...)
 }
