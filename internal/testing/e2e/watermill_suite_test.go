@@ -17,8 +17,8 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// TestPubSubStress runs Watermill's suite for Pub/Subs ten times at once, with the features that
-// watermill-amqp claims for a Pub/Sub. With MILLPOND_LONG each has all its messages.
+// TestPubSubStress runs Watermill's suite for Pub/Subs, with the features that watermill-amqp claims
+// for a Pub/Sub: ten times at once with MILLPOND_LONG, and then with all its messages.
 func TestPubSubStress(t *testing.T) {
 	t.Parallel()
 	url := testbroker.URL(t)
@@ -27,25 +27,18 @@ func TestPubSubStress(t *testing.T) {
 		return suitePubSub(t, wamqp.NewDurablePubSubConfig(url, nil),
 			wamqp.NewDurablePubSubConfig(url, queue))
 	}
-	tests.TestPubSubStressTest(t, tests.Features{
+	suite, long := tests.TestPubSub, os.Getenv("MILLPOND_LONG") != ""
+	if long {
+		suite = tests.TestPubSubStressTest
+	}
+	suite(t, tests.Features{
 		ConsumerGroups: true, GuaranteedOrder: true, GuaranteedOrderWithSingleSubscriber: true,
-		Persistent: true, ForceShort: os.Getenv("MILLPOND_LONG") == "",
+		Persistent: true, ForceShort: !long,
 	}, func(t *testing.T) (message.Publisher, message.Subscriber) { return group(t, "test") }, group)
 }
 
-// TestQueueSuite runs the suite with the features that watermill-amqp claims for a queue.
-func TestQueueSuite(t *testing.T) {
-	t.Parallel()
-	cfg := rig.QueueConfig(testbroker.URL(t))
-	tests.TestPubSub(t, tests.Features{
-		GuaranteedOrder: true, GuaranteedOrderWithSingleSubscriber: true, Persistent: true,
-	}, func(t *testing.T) (message.Publisher, message.Subscriber) {
-		return suitePubSub(t, cfg, cfg)
-	}, nil)
-}
-
-// TestQueueSuiteInFlight runs it with eight messages in flight, which keep no order, and with the
-// publisher of watermill-amqp.
+// TestQueueSuiteInFlight runs the suite on a queue with eight messages in flight, which keep no
+// order, and with the publisher of watermill-amqp. Package amqpv3 runs it with one in flight.
 func TestQueueSuiteInFlight(t *testing.T) {
 	t.Parallel()
 	cfg := rig.QueueConfig(testbroker.URL(t))
