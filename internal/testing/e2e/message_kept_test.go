@@ -227,7 +227,7 @@ func forge(t testing.TB, url, queue string, table []byte) {
 	require.NoError(t, err)
 	conn, err := net.Dial("tcp4", fmt.Sprint("127.0.0.1:", uri.Port))
 	require.NoError(t, err)
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	require.NoError(t, conn.SetDeadline(time.Now().Add(rig.Patience)))
 	send := func(frames ...[]byte) {
 		_, err := conn.Write(slices.Concat(frames...))
