@@ -65,7 +65,8 @@ func (a *ahead) depth(suffix string) int { return testbroker.Depth(a.t, a.url, a
 func (a *ahead) requireAllWait(n, twice int) {
 	a.t.Helper()
 	rig.WaitFor(a.t, "every message to wait", func() bool {
-		return a.handOvers.handedOver()+a.handOvers.count(middleware.EventRequeued) == a.handlers.Total() && a.handlers.Count() == n &&
+		ended := a.handOvers.handedOver() + a.handOvers.count(middleware.EventRequeued)
+		return ended == a.handlers.Total() && a.handlers.Count() == n &&
 			a.depth("") == 0 && a.depth(".wait.1h") >= n
 	})
 	a.Stop()

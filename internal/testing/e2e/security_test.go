@@ -210,6 +210,7 @@ func TestPreProvisionedDeclaresNothing(t *testing.T) {
 func TestNothingSecretIsLoggedOrWritten(t *testing.T) {
 	t.Parallel()
 	const password, payload = "s3cr3t-password", "s3cr3t-payload"
+	const away = "http://secretive:" + password + "@127.0.0.1:1/"
 	node, queue := commonNode(t), testbroker.Queue(t)
 	node.Grant(t, testbroker.Everything("/", "secretive"))
 	node.Ctl(t, "eval", changePassword("secretive", password))
@@ -234,7 +235,7 @@ func TestNothingSecretIsLoggedOrWritten(t *testing.T) {
 		URL: secret, AdminURL: node.URL(), Queue: queue, Verbose: true,
 		Configure: rig.Picky, Policy: rig.Quickly(1),
 		ClientOptions: []topology.Option{
-			topology.WithManagement(management.At("http://secretive:" + password + "@127.0.0.1:1/")),
+			topology.WithManagement(management.At(away)),
 		},
 		Handle: func(msg *message.Message) error {
 			kind := msg.Metadata.Get("kind")
@@ -277,7 +278,7 @@ func TestNothingSecretIsLoggedOrWritten(t *testing.T) {
 	}, dead)
 
 	// The broker goes away while a message is handled, and comes back.
-	o := rig.OpenOperator(t, secret, operate.WithManagement("http://secretive:"+password+"@127.0.0.1:1/"))
+	o := rig.OpenOperator(t, secret, operate.WithManagement(away))
 	findings, err := o.Verify(t.Context(), r.Plan)
 	errs := fmt.Sprint(findings, err)
 	require.Contains(t, errs, "127.0.0.1:1")

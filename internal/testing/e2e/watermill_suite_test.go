@@ -17,8 +17,8 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// TestPubSubStress runs Watermill's suite for Pub/Subs, with the features that watermill-amqp claims
-// for a Pub/Sub: ten times at once with MILLPOND_LONG, and then with all its messages.
+// TestPubSubStress runs Watermill's suite for Pub/Subs, with the features that watermill-amqp
+// claims for a Pub/Sub: ten times at once with MILLPOND_LONG, and then with all its messages.
 func TestPubSubStress(t *testing.T) {
 	t.Parallel()
 	url := testbroker.URL(t)

@@ -53,7 +53,7 @@ func Start(tb testing.TB, script func(*Publish)) *Server {
 // URL returns the address of the peer. [memnet.Dial] connects to it.
 func (s *Server) URL() string { return "amqp://guest:guest@" + s.listener.Addr().String() + "/" }
 
-// OfferFrames changes the largest size of frames that the peer offers. Default: 131072, as RabbitMQ.
+// OfferFrames changes the largest size of frames that the peer offers. Default: RabbitMQ's 131072.
 func (s *Server) OfferFrames(size uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -35,9 +35,10 @@ func StartBraked(t testing.TB, b Braked) *Logs {
 	})
 	require.NoError(t, err)
 	testbroker.Delete(t, b.Queue)
+	args := amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int32(1 << 30)}
 	return Start(t, Config{
 		URL: b.URL, Queue: b.Queue, Policy: backoff.List{time.Second, time.Hour}, Handle: b.Handle,
-		Configure:     WithQueue(amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int32(1 << 30)}),
+		Configure:     WithQueue(args),
 		ClientOptions: append(b.Options, topology.WithName(b.Instance)),
 		RetryOptions:  []middleware.Option{middleware.WithBudget(budget)},
 	}).Logs
