@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"time"
 
@@ -32,14 +31,7 @@ func byFlag() cli.Flag {
 }
 
 // byOf returns the name of the operator.
-func (a app) byOf(c *cli.Command) string {
-	if by := c.String("by"); by != "" {
-		return by
-	}
-	host, _ := os.Hostname()
-	return cmp.Or(a.environment("USER"), a.environment("LOGNAME"), "operator") + "@" +
-		cmp.Or(host, "unknown")
-}
+func byOf(c *cli.Command) string { return cmp.Or(c.String("by"), editor()) }
 
 func (a app) brakeList() *cli.Command {
 	return &cli.Command{
@@ -147,7 +139,7 @@ func (a app) brakeStop() *cli.Command {
 			return a.onBrake(ctx, c, func(o *operate.Operator, name string) error {
 				limit := c.Duration("for")
 				until := time.Now().Add(limit)
-				shared, err := o.StopBrake(ctx, name, a.byOf(c), c.String("cause"), limit)
+				shared, err := o.StopBrake(ctx, name, byOf(c), c.String("cause"), limit)
 				if err != nil {
 					return err
 				}
@@ -179,7 +171,7 @@ func (a app) brakeStart() *cli.Command {
 		Flags: []cli.Flag{byFlag()},
 		Action: func(ctx context.Context, c *cli.Command) error {
 			return a.onBrake(ctx, c, func(o *operate.Operator, name string) error {
-				err := o.StartBrake(ctx, name, a.byOf(c))
+				err := o.StartBrake(ctx, name, byOf(c))
 				open := errors.Is(err, operate.ErrBrakeOpen)
 				switch {
 				case errors.Is(err, operate.ErrNoBrake):
@@ -215,25 +207,9 @@ func (a app) onBrake(
 	return f(o, c.Args().First())
 }
 
-// stoppedBrakes returns the brakes with the names of the queues that are stopped: a brake has the
-// name of a queue by default. Without the management API no others can be asked for.
-func (s *session) stoppedBrakes(ctx context.Context, queues []string) []header.BrakeState {
-	if len(queues) == 0 {
-		return nil
-	}
-	states, err := s.brakesOf(ctx, queues)
-	for _, err := range parts(err) {
-		var none *notThere
-		if !errors.As(err, &none) && ctx.Err() == nil {
-			fmt.Fprintf(s.err, "millpond: brakes: %s\n", harmless(err.Error()))
-		}
-	}
-	return slices.DeleteFunc(states, func(b header.BrakeState) bool { return !b.Stopped })
-}
-
 // printStopped prints a line for each stopped brake.
-func (s *session) printStopped(states []header.BrakeState) {
-	for _, b := range states {
+func (s *session) printStopped() {
+	for _, b := range s.vhost.Stopped {
 		state := "stopped: "
 		if b.Unknown {
 			state = "not known: "

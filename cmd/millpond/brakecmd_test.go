@@ -39,12 +39,12 @@ func TestBrakeByHand(t *testing.T) {
 	ch := testbroker.Channel(t, h.URL)
 	require.NoError(t, fleet.Declare(ch, "mail of the shop"))
 	table := done("brake  state  since  by  cause  probes\n" +
-		"payments  stopped by hand  <time>  anna  it  [2Jmoves  from <time>\n" +
+		"payments  stopped by hand  <time>  anna  it \\x1b[2Jmoves  from <time>\n" +
 		"mail of the shop  open  -  -  -  -\n")
 	require.Equal(t, table, ask("brake", "list"))
 	require.Equal(t, table, ask("brake", "list", "mail of the shop", "payments"))
 	const line = "stopped: brake payments since <time> by anna, by hand, until <time>: " +
-		"it  [2Jmoves; start it before with millpond brake start\n"
+		"it \\x1b[2Jmoves; start it before with millpond brake start\n"
 	require.Equal(t, line, firstLine(ask("status").out))
 
 	var states []header.BrakeState
@@ -68,8 +68,7 @@ func firstLine(text string) string {
 	return line + "\n"
 }
 
-// Given a broker without the management API, then a brake is shown by its name, and status shows
-// the brake with the name of the queue.
+// Given a broker without the management API, then a brake is shown by its name.
 func TestBrakeWithoutManagement(t *testing.T) {
 	t.Parallel()
 	s := newService(t, "quorum")
@@ -88,13 +87,9 @@ func TestBrakeWithoutManagement(t *testing.T) {
 	o = s.tool("brake", "list", s.queue)
 	require.Zero(t, o.code)
 	require.Contains(t, o.out, "stopped by hand")
-	o = s.tool("status", s.queue)
-	require.Zero(t, o.code)
-	require.Contains(t, firstLine(o.out), "stopped: brake orders since ")
 	o = s.tool("--json", "brake", "start", s.queue)
 	require.Zero(t, o.code)
 	require.JSONEq(t, `{"name":"orders","stopped":false,"was_open":false}`, o.out)
-	require.NotContains(t, s.tool("status", s.queue).out, "stopped")
 }
 
 // Every wrong use is refused before anything is stopped.

@@ -10,7 +10,6 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
-	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -39,16 +38,11 @@ func (a app) watched(ctx context.Context, l *letters) iter.Seq2[operate.Letter, 
 	if !bar.active {
 		return dead
 	}
-	total := 0
-	only := topology.Plan{Queue: l.plan.Dead.RoutingKey}
-	if report, err := l.operator.Inspect(ctx, only); err == nil {
-		total = report.Queues[0].Ready.N
-	}
 	return func(yield func(operate.Letter, error) bool) {
 		defer fmt.Fprint(a.err, "\r\x1b[K")
 		for letter, err := range dead {
 			if n := letter.Position; err == nil {
-				bar.show(operate.Progress{Total: total, Seen: n, Done: n})
+				bar.show(operate.Progress{Total: max(l.total, n), Seen: n, Done: n})
 			}
 			if !yield(letter, err) {
 				return
@@ -64,7 +58,8 @@ func (a app) groups(c *cli.Command, queue string, groups []operate.Group) error 
 		return a.printJSON(groups)
 	}
 	if len(groups) == 0 {
-		return a.noLetters()
+		_, err := fmt.Fprint(a.out, noLetters)
+		return err
 	}
 	const queues = 4 // of the columns
 	several := slices.ContainsFunc(groups, func(g operate.Group) bool {

@@ -27,6 +27,7 @@ type letters struct {
 	plan     topology.Plan // of stranded messages: the queue that has them, as Dead
 	filter   operate.Filter
 	limit    int
+	total    int  // in the queue, as the broker has counted; 0 where that is not known
 	guess    bool // the wait queues of the plan are a guess
 	several  bool // the command works on several queues
 	shared   bool // other queues of the command keep their letters in the same queue
@@ -86,9 +87,11 @@ func (a app) onLetters(act act) cli.ActionFunc {
 				return err
 			}
 			done[plan.Dead.RoutingKey] = true
+			main, _ := s.found(plan.Queue)
 			l := &letters{
 				kind: a.deadLetters(), operator: s.operator, plan: plan, filter: filter, limit: limit,
 				guess: s.guesses(), several: s.several, shared: s.deads[plan.Dead.RoutingKey] > 1,
+				total: main.DeadLetters.N,
 			}
 			return a.choose(ctx, l, func() error { return act(ctx, c, l) })
 		})

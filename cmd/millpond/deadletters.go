@@ -54,46 +54,51 @@ func (a app) deadList() *cli.Command {
 		ArgsUsage: "[QUEUE…]", Description: aboutPositions, ShellComplete: a.completeQueues,
 		Flags: filterFlags(),
 		Action: a.onLetters(func(ctx context.Context, c *cli.Command, l *letters) error {
-			return a.list(c, l.operator.Dead(ctx, l.plan, l.filter, l.limit))
+			return stream(a, c, l.operator.Dead(ctx, l.plan, l.filter, l.limit),
+				"%-6s  %-36s  %-20s  %8s  %-11s  %-16s  %s\n",
+				[]any{"#", "id", "dead at", "attempts", "reason", "handler", "error"}, noLetters,
+				func(l *operate.Letter) []any {
+					l.History = nil
+					return []any{
+						strconv.Itoa(l.Position), oneLine(l.ID), when(l.DeadAt), strconv.Itoa(l.Attempts),
+						orDash(oneLine(string(l.Reason))), orDash(oneLine(l.Handler)), orDash(oneLine(l.Error)),
+					}
+				})
 		}),
 	}
 }
 
-// list writes letters as they come, in columns of fixed width: they may be many.
-func (a app) list(c *cli.Command, letters iter.Seq2[operate.Letter, error]) error {
-	const columns = "%-6s  %-36s  %-20s  %8s  %-11s  %-16s  %s\n"
+const noLetters = "no dead letters\n"
+
+// stream writes messages as they come, because they may be many: as lines of JSON, or in columns of
+// fixed width. none is said where there are none.
+func stream[M any](
+	a app, c *cli.Command, all iter.Seq2[M, error], columns string, titles []any, none string,
+	cells func(*M) []any,
+) error {
 	n := 0
-	for l, err := range letters {
+	for m, err := range all {
 		if err != nil {
 			return err
 		}
+		row := cells(&m)
 		if c.Bool(flagJSON) {
-			l.History = nil
-			if err := a.printLine(l); err != nil {
-				return err
+			err = a.printLine(m)
+		} else {
+			if n++; n == 1 {
+				fmt.Fprintf(a.out, columns, titles...)
 			}
-			continue
+			_, err = fmt.Fprintf(a.out, columns, row...)
 		}
-		if n == 0 {
-			fmt.Fprintf(a.out, columns, "#", "id", "dead at", "attempts", "reason", "handler", "error")
-		}
-		n++
-		_, err = fmt.Fprintf(a.out, columns, strconv.Itoa(l.Position), oneLine(l.ID),
-			when(l.DeadAt), strconv.Itoa(l.Attempts), orDash(oneLine(string(l.Reason))),
-			orDash(oneLine(l.Handler)), orDash(oneLine(l.Error)))
 		if err != nil {
 			return err
 		}
 	}
 	if n == 0 && !c.Bool(flagJSON) {
-		return a.noLetters()
+		_, err := fmt.Fprint(a.out, none)
+		return err
 	}
 	return nil
-}
-
-func (a app) noLetters() error {
-	_, err := fmt.Fprintln(a.out, "no dead letters")
-	return err
 }
 
 func (a app) deadShow() *cli.Command {
@@ -172,11 +177,11 @@ func (a app) show(c *cli.Command, others int, m operate.StrandedMessage) error {
 	if m.Cause != "" { // it is stranded
 		rows = [][]string{
 			{"id", m.ID},
-			{"for queue", orUnknown(m.Queue)},
-			{"stranded at", orUnknown(since(m.DeadAt))},
+			{"for queue", orDash(m.Queue)},
+			{"stranded at", when(m.DeadAt)},
 			{"cause", string(m.Cause)},
 			{"why", m.Why},
-			{"wait queue", orUnknown(m.WaitQueue)},
+			{"wait queue", orDash(m.WaitQueue)},
 			{"failures", attempts},
 		}
 	}
@@ -191,17 +196,8 @@ func (a app) show(c *cli.Command, others int, m operate.StrandedMessage) error {
 
 // details prints rows, and below them everything else of a message.
 func (a app) details(c *cli.Command, l operate.Letter, rows [][]string) error {
-	d, own := l.Delivery, len(rows)
-	for name, value := range map[string]string{
-		"correlation id": d.CorrelationId, "content type": d.ContentType,
-		"content encoding": d.ContentEncoding, "type": d.Type, "app id": d.AppId,
-		"reply to": d.ReplyTo, "expiration": d.Expiration, "user id": d.UserId,
-	} {
-		if value != "" {
-			rows = append(rows, []string{name, value})
-		}
-	}
-	slices.SortStableFunc(rows[own:], func(x, y []string) int { return strings.Compare(x[0], y[0]) })
+	d := l.Delivery
+	rows = append(rows, lettertext.Properties(d)...)
 	if !d.Timestamp.IsZero() {
 		rows = append(rows, []string{"timestamp", when(d.Timestamp)})
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/rig"
@@ -62,7 +63,6 @@ type service struct {
 	url, queue string
 	kind       string   // of all its queues
 	flags      []string // of every command
-	alone      bool     // the tool gets the URL and nothing else
 }
 
 // eachKind runs a test with quorum and with classic queues.
@@ -98,11 +98,7 @@ func (s *service) tool(args ...string) outcome {
 func (s *service) toolWith(in string, args ...string) outcome {
 	s.t.Helper()
 	// The node has no management API, and no test sets a policy.
-	flags := append([]string{"--url", s.url}, s.flags...)
-	if s.alone {
-		return tool(s.t, s.url, in, append(flags, args...)...)
-	}
-	flags = append(flags, "--type", s.kind, "--no-policies")
+	flags := append([]string{"--url", s.url, "--type", s.kind, "--no-policies"}, s.flags...)
 	if !slices.Contains(append(flags, args...), "--management") {
 		flags = append(flags, "--no-management")
 	}
@@ -190,36 +186,35 @@ func narrow(text string) string { return columnGap.ReplaceAllString(text, "$1  "
 
 var columnGap = regexp.MustCompile(`(?m)(\S) {3,}`)
 
-// The output of the plan commands, without a broker.
+// The output of the plan commands, without a broker, and the strategy of each flag.
 func TestPlanIsPrinted(t *testing.T) {
 	t.Parallel()
 	for name, args := range map[string]string{
-		"plan":            "plan orders --policy 1s,10s,100s",
-		"plan-json":       "plan orders --policy 1s --json",
-		"plan-shared":     "--strategy shared --type classic --prefix mill plan orders --policy 1s",
-		"plan-delayed":    "--strategy delayed plan orders --policy 5s",
-		"plan-native":     "--strategy native plan orders --policy 5s,10s,12s,12s",
-		"plan-inorder":    "--strategy inorder plan orders --policy 5s,1m",
-		"plan-perattempt": "--strategy perattempt plan orders --policy 5s,5s,1m",
-		"plan-return-to":  "--return-to events plan orders --policy 1s",
-		"plan-return-to-two": "--return-to events --return-to logs --strategy shared plan orders " +
-			"--policy 1s",
-		"plan-definitions":      "plan --definitions --vhost shop --policy 1s,10s orders",
+		"plan":                  "plan orders --policy 1s,10s,100s",
 		"plan-permissions":      "plan --permissions orders --policy 1s",
 		"plan-permissions-long": "plan --permissions orders --policy 1s,2s,3s,4s,5s,6s,7s,8s,9s",
-		"plan-dlq":              "plan orders --policy 1s --dlq graveyard",
-		"help":                  "dead replay --help",
-		"help-verify":           "verify --help",
-		"help-brake":            "brake stop --help",
-		"help-order":            "order replay --help",
 	} {
 		o := tool(t, "", "", strings.Fields(args)...)
 		require.Zero(t, o.code, o.err)
 		require.Empty(t, o.err)
-		if own, _, long := strings.Cut(o.out, "\nGLOBAL OPTIONS:\n"); long && name != "help" {
-			o.out = own // help.golden has the others
-		}
 		golden(t, name, o.out)
+	}
+	for _, c := range [][]string{
+		{"--json plan", `"delay": "5s",\n[^}]*"name": "orders\.wait\.5s"`},
+		{"plan --definitions --vhost shop", `"name": "orders\.wait\.12s",\n *"vhost": "shop"`},
+		{"--strategy shared --type classic --prefix mill plan", `\nmill\.wait\.5s\.classic +5s `},
+		{"--strategy delayed plan", `\n33. delays .* in exchange millpond\.delayed\n`},
+		{"--strategy levels plan", `any delay in steps of 100ms`},
+		{"--strategy native plan", ` x-delayed-retry-min=5000 x-delayed-retry-max=12000`},
+		{"--strategy inorder plan", `\norders\.line +- `},
+		{"--strategy perattempt plan", `\norders\.retry\.2\.10s +10s `},
+		{"--return-to events --return-to logs plan", `millpond-return=through events orders ` +
+			`[^z]* millpond-return=through logs orders `},
+		{"--dlq graveyard plan", `\ngraveyard +- `},
+	} {
+		o := tool(t, "", "", strings.Fields(c[0]+" orders --policy 5s,10s,12s")...)
+		require.Zero(t, o.code, o.err)
+		require.Regexp(t, c[1], o.out, c[0])
 	}
 }
 
@@ -245,7 +240,7 @@ func commandsPrintWhatTheyDo(t *testing.T, s *service) {
 		code int
 	}{
 		{"status", "status orders --policy 1s,10s", 0},
-		{"status-json", "status orders --policy 1s,10s --json", 0},
+		{"status-json", "status orders --policy 1s --json", 0},
 		{"verify", "verify orders --policy 1s,10s", 0},
 		{"verify", "verify orders --policy 1s,10s --strict", 1},
 		{"verify-missing", "verify orders --policy 1s,30s", 1},
@@ -270,7 +265,6 @@ func commandsPrintWhatTheyDo(t *testing.T, s *service) {
 		{"dead-show-hex", "dead show orders order-2", 0},
 		{"dead-show-none", "dead show orders order-9", 1},
 		{"dead-replay-dry", "dead replay orders --dry-run", 1}, // no consumer
-		{"dead-replay-dry-json", "dead replay orders --dry-run --json", 1},
 		{"dead-replay-ramp-none", "dead replay orders --policy 1s,10s --canary 3 --reason none", 0},
 		{"dead-replay-position", "dead replay orders --id #1 --id #9", 1},
 		{"dead-replay", "dead replay orders --id #1 --rate 100/s", 0},
@@ -304,20 +298,15 @@ func TestANumberIsAnIDAndWithAHashAPosition(t *testing.T) {
 		require.Equal(t, exitDone, o.code, o.err)
 		require.Regexp(t, `(?m)^id +`+want+`$`, o.out, id)
 	}
-	for _, id := range []string{"#6", "#0"} {
-		for _, args := range [][]string{
-			{"dead", "show", s.queue, id},
-			{"dead", "replay", s.queue, "--id", id},
-			{"dead", "discard", s.queue, "--id", id, "--yes"},
-			{"dead", "list", s.queue, "--id", id},
-			{"dead", "export", s.queue, "--id", id},
-		} {
-			o := s.tool(args...)
-			require.Equal(t, exitFound, o.code, "%v: %s", args, o.err)
-			says := "there is no letter " + id + ` in queue "orders.dlq", which holds 5 letters`
-			require.Contains(t, o.err, says, args)
-			require.Empty(t, o.out, args)
-		}
+	for _, command := range []string{
+		"show Q #6", "show Q #0", "replay Q --id #6", "discard Q --yes --id #0", "list Q --id #6",
+		"export Q --id #0",
+	} {
+		o := s.tool(strings.Fields("dead " + strings.ReplaceAll(command, "Q", s.queue))...)
+		require.Equal(t, exitFound, o.code, "%s: %s", command, o.err)
+		says := "there is no letter " + command[len(command)-2:] + ` in queue "orders.dlq", which holds 5`
+		require.Contains(t, o.err, says, command)
+		require.Empty(t, o.out, command)
 	}
 	o := s.tool("dead", "discard", s.queue, "--id", "2", "--id", "5", "--yes")
 	require.NotContains(t, o.out, "discarded 1", "a number is not a position here")
@@ -333,42 +322,42 @@ func TestANumberIsAnIDAndWithAHashAPosition(t *testing.T) {
 func TestVerifySaysWhatItDidNotLookAt(t *testing.T) {
 	t.Parallel()
 	s := newService(t, "classic")
-	away := []string{"--management", "http://guest:hush@127.0.0.1:1"}
-	for name, c := range map[string]struct {
-		args []string
+	const (
+		verify = "verify Q --policy 1s,10s"
+		away   = " --management http://guest:hush@127.0.0.1:1"
+		none   = "only the management API shows them"
+		failed = "were not looked at, or not all: management API: "
+	)
+	for _, c := range []struct {
+		args string
 		code int
 		says string
 	}{
-		"no API": {
-			[]string{"verify", s.queue, "--policy", "1s,10s"},
-			exitDone,
-			"only the management API shows them",
-		},
-		"no API, strict": {
-			[]string{"verify", s.queue, "--policy", "1s,10s", "--strict"},
-			exitFound,
-			"only the management API shows them",
-		},
-		"API away": {
-			append([]string{"verify", s.queue, "--policy", "1s,10s"}, away...), exitDone,
-			"were not looked at, or not all: management API: ",
-		},
-		"API away, strict": {
-			append([]string{"verify", s.queue, "--policy", "1s,10s", "--strict"}, away...), exitFound,
-			"were not looked at, or not all: management API: ",
-		},
-		"status, two times": {
-			[]string{"status", s.queue, s.queue, "--policy", "1s,10s"},
-			exitDone,
-			"only the management API shows them",
-		},
+		{verify, exitDone, none},
+		{verify + " --strict", exitFound, none},
+		{verify + away, exitDone, failed},
+		{verify + away + " --strict", exitFound, failed},
+		{"status Q Q --policy 1s,10s", exitDone, none},
 	} {
-		o := s.tool(c.args...)
-		require.Equal(t, c.code, o.code, "%s: %s%s", name, o.out, o.err)
-		require.Equal(t, 1, strings.Count(o.out, c.says), "%s: %s", name, o.out)
-		require.NotContains(t, o.out, "nothing found", name)
-		require.NotContains(t, o.out+o.err, "hush", name)
+		o := s.tool(strings.Fields(strings.ReplaceAll(c.args, "Q", s.queue))...)
+		require.Equal(t, c.code, o.code, "%s: %s%s", c.args, o.out, o.err)
+		require.Equal(t, 1, strings.Count(o.out, c.says), "%s: %s", c.args, o.out)
+		require.NotContains(t, o.out, "nothing found", c.args)
+		require.NotContains(t, o.out+o.err, "hush", c.args)
 	}
+}
+
+// An engineer sees the end of a message, and the time that its expiration was counted from.
+func TestShowSaysWhatADeadlineIsCountedFrom(t *testing.T) {
+	t.Parallel()
+	s := newService(t, "classic")
+	end := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	s.publish(s.queue+".dlq", shop.Dead(s.queue, header.RetryState{
+		Reason: header.ReasonDeadline, DeadAt: end, Deadline: end, DeadlineFrom: keys.FromArrival,
+	}, amqp.Publishing{MessageId: "late"}))
+	require.Regexp(t,
+		`(?m)^deadline +2026-03-01 12:00:00Z, its expiration counted from its first arrival$`,
+		s.tool("dead", "show", s.queue, "late").out)
 }
 
 // A payload is shown to its first 4 KiB, with the number of bytes left, and as a whole with
@@ -396,10 +385,7 @@ func TestShowOfALargeBodyIsCut(t *testing.T) {
 		asJSON := s.tool("--json", "dead", "show", s.queue, id)
 		require.Less(t, len(asJSON.out), 2*len(body)+2048, id)
 	}
-	full := s.tool("dead", "show", s.queue, "text", "--full")
-	require.Contains(t, full.out, string(bodies["text"]))
-	require.NotContains(t, full.out, "--full")
-	full = s.tool("dead", "show", s.queue, "binary", "--full")
+	full := s.tool("dead", "show", s.queue, "binary", "--full")
 	require.Contains(t, full.out, hex.Dump(bodies["binary"]))
 	require.Contains(t, s.tool("dead", "show", s.queue, "binary").out, "\npayload, 1200000 bytes\n"+
 		hex.Dump(bodies["binary"][:4096])+"… 1195904 bytes more; --full prints all\n")
@@ -476,6 +462,7 @@ func TestWrongUse(t *testing.T) {
 		{"dead nonsense", "nonsense"},
 		{"dead import", "the name of one queue"},
 		{"dead list q --nonsense", "nonsense"},
+		{"doctor --patience 1ms", "--patience 1ms is not from 1s to 24h"},
 		{"plan q --policy soon", `"soon" is no delay`},
 		{"plan q --policy 2s,0s", `"0s" is no delay`},
 		{"plan q --strategy magic", "delayed, inorder, levels, native"},
@@ -550,7 +537,7 @@ func TestRates(t *testing.T) {
 	for text, want := range map[string]float64{
 		"": 0, "50": 50, "50/s": 50, "90/m": 1.5, "7200/h": 2, "0.5/s": 0.5,
 	} {
-		got, err := rateOf(text)
+		got, err := overview.Rate(text)
 		require.NoError(t, err, text)
 		require.InDelta(t, want, got, 1e-9, text)
 	}
@@ -586,32 +573,11 @@ func TestTerminal(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { _ = null.Close() }()
 	require.False(t, isTerminal(null))
-	require.Equal(t, "a  [31mred …", oneLine("a\n\x1b[31mred …"))
+	require.Equal(t, `a\n\x1b[31mred …`, oneLine("a\n\x1b[31mred …"))
 }
 
-// An engineer sees the end of a message, and the time that its expiration was counted from.
-func TestShowSaysWhatADeadlineIsCountedFrom(t *testing.T) {
-	t.Parallel()
-	s := newService(t, "quorum")
-	end := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	for from, text := range map[string]string{
-		keys.FromTimestamp: ", its expiration counted from the timestamp of the producer",
-		keys.FromArrival:   ", its expiration counted from its first arrival",
-		keys.FromPublish:   ", its expiration counted from the publish of the delayed message",
-		"":                 "\n",
-	} {
-		id := "from-" + from
-		s.publish(s.queue+".dlq", shop.Dead(s.queue, header.RetryState{
-			Reason: header.ReasonDeadline, DeadAt: end, Deadline: end, DeadlineFrom: from,
-		}, amqp.Publishing{MessageId: id}))
-		require.Regexp(t, `(?m)^deadline +2026-03-01 12:00:00Z`+text,
-			s.tool("dead", "show", s.queue, id).out)
-		asJSON := s.tool("dead", "show", s.queue, id, "--json").out
-		require.Contains(t, asJSON, `"deadline": "2026-03-01T12:00:00Z"`)
-		if from != "" {
-			require.Contains(t, asJSON, `"deadline_from": "`+from+`"`)
-		} else {
-			require.NotContains(t, asJSON, "deadline_from\":")
-		}
-	}
+// toClosedPort runs a command. A command without a mistake fails to connect.
+func toClosedPort(t *testing.T, args []string) outcome {
+	t.Helper()
+	return tool(t, "", "", append([]string{"--url", "amqp://guest:guest@127.0.0.1:1/"}, args...)...)
 }

@@ -8,13 +8,13 @@ import (
 	"io"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -66,11 +66,7 @@ func (a app) report(
 	default:
 		fmt.Fprintf(a.out, "%s %s of %d\n", verb, plural(p.Done, one), p.Total)
 	}
-	a.printPassed([]passed{
-		{p.Foreign, "of another queue, passed over; name it with --to"},
-		{p.Spent, "replayed too often before, passed over: see --max-replays"},
-		{p.Refused, "refused, still in the queue"},
-	})
+	a.printPassed(p)
 	for _, l := range p.Left {
 		why := fmt.Sprintf("queue %q does not exist or cannot be reached", l.Queue)
 		switch l.Queue {
@@ -115,9 +111,9 @@ func (a app) deadReplay() *cli.Command {
 		Flags: a.deadLetters().acting(append(slices.Concat(rampFlags(), editFlags(), goingFlags()),
 			rehearsal())...),
 		Action: func(ctx context.Context, c *cli.Command) error {
-			rate, err := rateOf(c.String("rate"))
+			rate, err := overview.Rate(c.String("rate"))
 			if err != nil {
-				return err
+				return usage("--rate %v", err)
 			}
 			if c.IsSet("edit") {
 				return a.editOne(ctx, c)
@@ -164,20 +160,6 @@ func goingFlags() []cli.Flag {
 		},
 		&cli.StringFlag{Name: "to", Usage: "another `QUEUE`"},
 	}
-}
-
-// rateOf reads a rate, as messages a second.
-func rateOf(text string) (float64, error) {
-	if text == "" {
-		return 0, nil
-	}
-	number, unit, _ := strings.Cut(text, "/")
-	n, err := strconv.ParseFloat(number, 64)
-	per, ok := map[string]float64{"": 1, "s": 1, "m": 60, "h": 3600}[unit]
-	if err != nil || !ok || !(n > 0) || n > 1e9 {
-		return 0, usage("--rate %q: write 50/s, 600/m or 50", text)
-	}
-	return n / per, nil
 }
 
 func (a app) discard(k kind) *cli.Command {
@@ -373,20 +355,18 @@ func (a app) newBar(verb string) *bar {
 
 // show draws, but no more often than the eye can follow.
 func (b *bar) show(p operate.Progress) {
-	if !b.active {
-		return
-	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.last = p
-	if now := time.Now(); now.Sub(b.shown) >= barInterval {
+	if now := time.Now(); b.active && now.Sub(b.shown) >= barInterval {
 		b.shown = now
-		b.draw(now.Sub(b.began))
+		b.draw("")
 	}
 }
 
-func (b *bar) draw(took time.Duration) {
-	fmt.Fprintf(b.app.err, "\r\x1b[K%s", barText(b.verb, b.last, took))
+func (b *bar) draw(end string) {
+	text := barText(b.verb, b.last, time.Since(b.began))
+	fmt.Fprintf(b.app.err, "\r\x1b[K%s%s", text, end)
 }
 
 // barText is one line: how much, how fast, how long still.
@@ -411,7 +391,6 @@ func (b *bar) end() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.active && b.last.Total > 0 {
-		b.draw(time.Since(b.began))
-		fmt.Fprintln(b.app.err)
+		b.draw("\n")
 	}
 }

@@ -73,7 +73,7 @@ func TestOrderByHand(t *testing.T) {
 	const table = "orders: <leader>, 5\n" +
 		"key  state  waiting  dead letter  mark\n" +
 		"order 17  blocked since <time>  2  id-bad-1  <mark>\n" +
-		"order  [2J 18  blocked since <time>  1  id-bad-4  <mark>\n"
+		"order \\x1b[2J 18  blocked since <time>  1  id-bad-4  <mark>\n"
 	o.shows(table, "order", "list")
 	o.shows(table, "order", "list", "orders", "--blocked")
 	o.shows(strings.Join(strings.SplitAfter(table, "\n")[:3], "")+"… and 1 more\n",
@@ -133,27 +133,6 @@ func TestOrderByHand(t *testing.T) {
 	require.Equal(t, operate.Progress{Total: 1, Seen: 1, Chosen: 1, Done: 1}, done.Progress)
 	o.AwaitHandled(5)
 	require.Equal(t, []string{"2", "3", "bad 4", "5", "bad 1"}, o.Handled())
-
-	// Without a service the line is read.
-	o.mended.Store(false)
-	o.Keyed("order 19", "bad 6", "7")
-	o.shows("orders: <leader>, 2\nkey  state  waiting  dead letter  mark\n"+
-		"order 19  blocked since <time>  1  id-bad-6  <mark>\n", "order", "list")
-	o.Services["orders"].Stop()
-	testbroker.WaitFor(t, "the line to be read", patience, func() bool {
-		return strings.HasPrefix(o.ask("order", "list").out, "orders: no process leads; 2 in the line")
-	})
-	out = tool(t, o.url, "", "--url", o.url, "--json", "order", "release", "orders", "order 19",
-		"--yes")
-	var released struct {
-		Released bool
-		Was      operate.OrderKey
-	}
-	require.NoError(t, json.Unmarshal([]byte(out.out), &released), out)
-	require.True(t, released.Released)
-	require.Equal(t, "id-bad-6", released.Was.MessageID)
-	o.Start()
-	o.AwaitHandled(6)
 }
 
 // Every wrong use is refused before anything is done.

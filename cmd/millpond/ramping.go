@@ -12,6 +12,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -129,26 +130,11 @@ func rampOptions(c *cli.Command, base operate.MoveOptions) (operate.RepeatOption
 			"name the ID, or replay without --canary and the like")
 	}
 	var err error
-	if o.Steps, err = rampSteps(c.String("ramp")); err != nil {
-		return o, err
+	if o.Steps, err = overview.Steps(c.String("ramp")); err != nil {
+		return o, usage("--ramp %v", err)
 	}
 	o.StopAt, err = stopAt(c.String("stop-at"))
 	return o, err
-}
-
-// rampSteps reads --ramp. Without it there are no steps.
-func rampSteps(flag string) (steps []int, err error) {
-	if flag == "" {
-		return nil, nil
-	}
-	for text := range strings.SplitSeq(flag, ",") {
-		n, err := strconv.Atoi(strings.TrimSpace(text))
-		if err != nil || n < 1 {
-			return nil, usage("--ramp %q: write the numbers of letters, as in 1,10,100", flag)
-		}
-		steps = append(steps, n)
-	}
-	return steps, nil
 }
 
 // stopAt reads --stop-at. Without it the library has its default, which is 0 here.
@@ -167,9 +153,8 @@ func stopAt(flag string) (share float64, err error) {
 type rampJSON struct {
 	Queue string `json:"queue"`
 	operate.RampResult
-	AtHandler *int   `json:"at_handler"`
-	Unseen    string `json:"unseen,omitempty"`
-	Error     string `json:"error,omitempty"`
+	Unseen string `json:"unseen,omitempty"`
+	Error  string `json:"error,omitempty"`
 }
 
 // ramp replays step by step, once or every so often.
@@ -210,8 +195,7 @@ func (a app) ramped(
 		fmt.Fprint(a.err, "\r\x1b[K") // over the line of rampLine
 	}
 	if c.Bool(flagJSON) {
-		return a.printLine(
-			rampJSON{queue, r, known(r.AtHandler), errorText(r.Unseen), errorText(err)})
+		return a.printLine(rampJSON{queue, r, errorText(r.Unseen), errorText(err)})
 	}
 	fmt.Fprintln(a.out, r)
 	switch {
@@ -224,11 +208,7 @@ func (a app) ramped(
 		fmt.Fprintln(a.out, "handled: seen in no queue; how many of them are still at a handler is "+
 			"unknown, because only the management API shows it")
 	}
-	a.printPassed([]passed{
-		{r.Spent, "replayed too often before, passed over: see --max-replays"},
-		{r.Foreign, "of another queue, passed over"},
-		{r.Refused, "cannot be published, left"},
-	})
+	a.printPassed(operate.Progress{Foreign: r.Foreign, Spent: r.Spent, Refused: r.Refused})
 	if r.Unseen != nil {
 		fmt.Fprintf(a.out, "the last look was not possible, so that unsettled letters may also wait or "+
 			"be dead again: %v\n", r.Unseen)
@@ -271,18 +251,8 @@ func (a app) rampLine() func(operate.RampResult) {
 type rehearsedJSON struct {
 	Queue string `json:"queue"`
 	operate.Rehearsal
-	Ready     *int   `json:"ready"`
-	Consumers *int   `json:"consumers"`
-	DryRun    bool   `json:"dry_run"`
-	Error     string `json:"error,omitempty"`
-}
-
-// known is a count, nil where it is unknown.
-func known(n operate.Count) *int {
-	if !n.Known() {
-		return nil
-	}
-	return &n.N
+	DryRun bool   `json:"dry_run"`
+	Error  string `json:"error,omitempty"`
 }
 
 // rehearse prints the outcome that a replay would have.
@@ -297,9 +267,7 @@ func (a app) rehearse(
 	code := errors.Join(matched(c, h.Progress, err), hindered(h))
 	if c.Bool(flagJSON) {
 		h.Findings = orEmpty(h.Findings)
-		return errors.Join(code, a.printSnakeJSON(rehearsedJSON{
-			l.plan.Queue, h, known(h.Ready), known(h.Consumers), true, errorText(err),
-		}))
+		return errors.Join(code, a.printSnakeJSON(rehearsedJSON{l.plan.Queue, h, true, errorText(err)}))
 	}
 	if err != nil && h.Seen == 0 {
 		return code // no letter was looked at
@@ -310,26 +278,27 @@ func (a app) rehearse(
 		fmt.Fprintf(a.out, "to queue %q, which has %s and %s\n", h.Target,
 			plural(h.Consumers.N, "consumer"), plural(h.Ready.N, "ready message"))
 	}
-	a.printPassed([]passed{
-		{h.Foreign, "of another queue, would be passed over; name it with --to"},
-		{h.Spent, "replayed too often before, would be passed over: see --max-replays"},
-		{h.Refused, "cannot be changed so, or too large with the headers of a replay, would stay"},
-		{h.Expiring, "with an expiration, which a replay leaves out"},
-	})
+	a.printPassed(h.Progress)
+	if h.Expiring > 0 {
+		fmt.Fprintf(a.out, "%s: with an expiration, which a replay leaves out\n",
+			plural(h.Expiring, "letter"))
+	}
 	a.printFindings(h.Findings, "")
 	return code
 }
 
-// passed are letters with something to say about them.
-type passed struct {
-	n   int
-	why string
-}
-
-func (a app) printPassed(list []passed) {
-	for _, p := range list {
-		if p.n > 0 {
-			fmt.Fprintf(a.out, "%s: %s\n", plural(p.n, "letter"), p.why)
+// printPassed says why chosen messages stay.
+func (a app) printPassed(p operate.Progress) {
+	for _, passed := range []struct {
+		n   int
+		why string
+	}{
+		{p.Foreign, "of another queue, passed over; name it with --to"},
+		{p.Spent, "replayed too often before, passed over: see --max-replays"},
+		{p.Refused, "cannot be changed so, or cannot be published: left"},
+	} {
+		if passed.n > 0 {
+			fmt.Fprintf(a.out, "%s: %s\n", plural(passed.n, "letter"), passed.why)
 		}
 	}
 }

@@ -12,24 +12,16 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/topology/operate"
 )
-
-// stops runs a command that the document shows and that stops, and returns its output.
-func (i *oncall) stops(command string) string {
-	i.t.Helper()
-	require.Contains(i.t, i.doc, "$ "+command+"\n", "docs/operations.md shows it")
-	args := argumentsOf(strings.ReplaceAll(command, "orders", i.queue))
-	o := i.tool(args...)
-	require.Equal(i.t, exitRefused, o.code, "%s: %s%s", command, o.out, o.err)
-	i.t.Logf("$ %s\n%s%s", command, o.out, o.err)
-	return o.out + o.err
-}
 
 // The warehouse is still down. A ramp costs its canary; later the same command goes on, and the
 // automatic replay has nothing left to do.
@@ -37,31 +29,35 @@ func TestIncidentRamp(t *testing.T) {
 	t.Parallel()
 	var down atomic.Bool
 	down.Store(true)
-	i := newIncident(t, func(string) error {
-		if down.Load() {
-			return errors.New("dial tcp 10.0.0.7:443: connection refused")
-		}
-		return nil
-	})
+	h := newHouse(t)
+	i := h.Orders(rig.Config{Policy: backoff.List{200 * time.Millisecond, time.Second}},
+		func(string) error {
+			if down.Load() {
+				return errors.New("dial tcp 10.0.0.7:443: connection refused")
+			}
+			return nil
+		})
 	i.Place(0, 30)
 	i.AwaitDead(30)
-	const replay = "millpond dead replay orders --error 'connection refused'"
-	rehearsed := i.follow(replay + " --dry-run")
-	require.Contains(t, rehearsed, "would have replayed 30 dead letters of 30; nothing was changed\n")
-	require.Contains(t, rehearsed, "which has 1 consumer and 0 ready messages\n")
-	require.NotContains(t, rehearsed, "critical")
-	ramp := replay + " --canary 3 --ramp 1,10 --rate 50/s --stop-at 5%"
-	stopped := i.stops(ramp)
-	require.Contains(t, stopped, "too many of the replayed letters are dead again: ")
-	require.Contains(t, stopped, "started 30 = handled 0 + dead again 3 + waiting 0 + left 27\n")
-	require.Contains(t, stopped, "canary …\n")
-	require.NotContains(t, stopped, "step 1")
+	replay := []string{"dead", "replay", "orders", "--error", "connection refused"}
+	o := h.ask(append(replay, "--dry-run")...)
+	require.Equal(t, exitDone, o.code, o.err)
+	require.Equal(t, "would have replayed 30 dead letters of 30; nothing was changed\n"+
+		"to queue \"orders\", which has 1 consumer and 0 ready messages\n", o.out)
+	ramp := append(replay, "--canary", "3", "--ramp", "1,10", "--rate", "50/s", "--stop-at", "5%")
+	o = h.ask(ramp...)
+	require.Equal(t, exitRefused, o.code, o.err)
+	require.Contains(t, o.out, "started 30 = handled 0 + dead again 3 + waiting 0 + left 27\n")
+	require.Contains(t, o.err, "too many of the replayed letters are dead again: ")
+	require.Contains(t, o.err, "canary …\n")
+	require.NotContains(t, o.err, "step 1")
 	down.Store(false)
-	require.Contains(t, i.follow(ramp),
-		"started 30 = handled 30 + dead again 0 + waiting 0 + left 0\n")
+	o = h.ask(ramp...)
+	require.Contains(t, o.out, "started 30 = handled 30 + dead again 0 + waiting 0 + left 0\n", o.err)
 	i.AwaitHandled(30)
-	const automatic = "millpond dead replay orders --all --every 10m --until-empty"
-	require.Contains(t, i.follow(automatic), "started 0 = ")
+	o = h.ask("dead", "replay", "orders", "--all", "--every", "10m", "--until-empty")
+	require.Equal(t, exitDone, o.code, o.err)
+	require.Contains(t, o.out, "started 0 = ")
 }
 
 // Each flag that makes no sense is refused before anything is done, and JSON has all counts.
@@ -86,6 +82,14 @@ func TestRampFlags(t *testing.T) {
 	require.Equal(t, exitFound, o.code)
 	require.Equal(t, 3, testbroker.Depth(t, s.url, s.queue+".dlq"))
 
+	o = s.tool("dead", "replay", s.queue, "--all", "--policy", "1s,10s", "--dry-run", "--json")
+	require.Equal(t, exitFound, o.code, "no consumer")
+	rehearsed := decoded[rehearsedJSON](t, o.out)[0]
+	require.True(t, rehearsed.DryRun)
+	require.Equal(t, 3, rehearsed.Chosen)
+	require.Equal(t, operate.Count{Source: operate.SourceAMQP}, rehearsed.Consumers)
+	require.Equal(t, operate.Unconsumed, rehearsed.Findings[0].Problem)
+
 	o = s.tool("dead", "replay", s.queue, "--all", "--policy", "1s,10s", "--canary", "2",
 		"--watch", "200ms", "--settle", "100ms", "--json")
 	require.Equal(t, exitRefused, o.code)
@@ -98,7 +102,7 @@ func TestRampFlags(t *testing.T) {
 	delete(j, "queue")
 	require.Equal(t, map[string]any{
 		"step": "canary", "started": 3.0, "handled": 0.0, "dead_again": 0.0, "waiting": 0.0,
-		"unsettled": 2.0, "left": 1.0, "at_handler": nil,
+		"unsettled": 2.0, "left": 1.0, "at_handler": map[string]any{"n": -1.0, "source": ""},
 	}, j)
 }
 

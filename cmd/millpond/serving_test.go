@@ -3,16 +3,13 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
 	"io"
-	"math/big"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -174,27 +171,21 @@ func TestServeBoundsHeaders(t *testing.T) {
 	require.NoError(t, err, "the server ends the connection")
 }
 
+// certificateFiles writes the certificate of net/http/httptest and its key.
 func certificateFiles(t *testing.T) (cert, key string, pool *x509.CertPool) {
 	t.Helper()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	known := httptest.NewTLSServer(nil)
+	defer known.Close()
+	pair := known.TLS.Certificates[0]
+	secret, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
 	require.NoError(t, err)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true,
-		BasicConstraintsValid: true, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
-	require.NoError(t, err)
-	secret, err := x509.MarshalPKCS8PrivateKey(private)
-	require.NoError(t, err)
-	write := func(name, kind string, data []byte) string {
-		file := filepath.Join(t.TempDir(), name)
+	write := func(kind string, data []byte) string {
+		file := filepath.Join(t.TempDir(), "x.pem")
 		block := pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: data})
 		require.NoError(t, os.WriteFile(file, block, 0o600))
 		return file
 	}
-	parsed, err := x509.ParseCertificate(der)
-	require.NoError(t, err)
 	pool = x509.NewCertPool()
-	pool.AddCert(parsed)
-	return write("cert.pem", "CERTIFICATE", der), write("key.pem", "PRIVATE KEY", secret), pool
+	pool.AddCert(known.Certificate())
+	return write("CERTIFICATE", pair.Certificate[0]), write("PRIVATE KEY", secret), pool
 }

@@ -9,7 +9,6 @@ import (
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -51,20 +50,14 @@ func (a app) statusOnce(ctx context.Context, c *cli.Command, queues []string) er
 				return err
 			}
 		}
-		var stopped []header.BrakeState
-		if s.vhost != nil {
-			stopped = s.vhost.Stopped
-		} else {
-			stopped = s.stoppedBrakes(ctx, queues)
-		}
 		if c.Bool("watch") && a.terminal(a.out) {
 			fmt.Fprint(a.out, "\x1b[H\x1b[2J")
 		}
 		if all {
 			return s.overview()
 		}
-		if !c.Bool(flagJSON) {
-			s.printStopped(stopped)
+		if s.vhost != nil && !c.Bool(flagJSON) {
+			s.printStopped()
 		}
 		return s.reports(ctx, plans)
 	})
@@ -105,7 +98,7 @@ func (s *session) overview() error {
 	if s.c.Bool(flagJSON) {
 		return s.printSnakeJSON(s.vhost)
 	}
-	s.printStopped(s.vhost.Stopped)
+	s.printStopped()
 	if s.vhost.Empty() {
 		s.nothingFound()
 		return nil

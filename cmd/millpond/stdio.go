@@ -144,15 +144,8 @@ func (s stdio) colour(code, text string) string {
 // maxCell is the most of a text that a table shows.
 const maxCell = 100
 
-// harmless makes text from a message harmless for a terminal: one line, without control characters.
-func harmless(text string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return ' '
-		}
-		return r
-	}, strings.ToValidUTF8(text, "?"))
-}
+// harmless is text of a message or of the broker as one line without control characters.
+func harmless(text string) string { return excerpt.OneLine(text) }
 
 // oneLine is harmless text that is cut.
 func oneLine(text string) string {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -119,45 +120,19 @@ func (a app) strandedList() *cli.Command {
 			"cause; with --json one object a line",
 		ArgsUsage: "[QUEUE…]", Description: aboutStranded, Flags: a.strandedMessages().flags,
 		Action: a.onStrays(func(ctx context.Context, c *cli.Command, l *letters) error {
-			const columns = "%-36s  %-20s  %-20s  %8s  %-12s  %s\n"
-			n := 0
-			for m, err := range l.operator.Stranded(ctx, l.from(), l.filter, l.limit) {
-				if err != nil {
-					return err
-				}
-				if n++; c.Bool(flagJSON) {
+			return stream(a, c, l.operator.Stranded(ctx, l.from(), l.filter, l.limit),
+				"%-36s  %-20s  %-20s  %8s  %-12s  %s\n",
+				[]any{"id", "for queue", "since", "failures", "cause", "why"},
+				fmt.Sprintf("no such messages in queue %q\n", l.from()),
+				func(m *operate.StrandedMessage) []any {
 					m.History = nil
-					if err := a.printLine(m); err != nil {
-						return err
+					return []any{
+						oneLine(m.ID), orDash(oneLine(m.Queue)), when(m.DeadAt),
+						strconv.Itoa(m.Attempts), string(m.Cause), harmless(m.Why),
 					}
-					continue
-				}
-				if n == 1 {
-					fmt.Fprintf(a.out, columns, "id", "for queue", "since", "failures", "cause", "why")
-				}
-				_, err = fmt.Fprintf(a.out, columns, oneLine(m.ID), orUnknown(oneLine(m.Queue)),
-					orUnknown(since(m.DeadAt)), strconv.Itoa(m.Attempts), string(m.Cause), harmless(m.Why))
-				if err != nil {
-					return err
-				}
-			}
-			if n == 0 && !c.Bool(flagJSON) {
-				_, err := fmt.Fprintf(a.out, "no such messages in queue %q\n", l.from())
-				return err
-			}
-			return nil
+				})
 		}),
 	}
-}
-
-// orUnknown is text, or says that it is not known.
-func orUnknown(text string) string { return cmp.Or(text, "unknown") }
-
-func since(t time.Time) string {
-	if t.IsZero() {
-		return ""
-	}
-	return when(t)
 }
 
 func (a app) strandedShow() *cli.Command {
@@ -201,9 +176,9 @@ func (a app) strandedReturn() *cli.Command {
 		ArgsUsage: "[QUEUE…]", Description: k.about,
 		Flags: k.acting(append(goingFlags(), dryRun())...),
 		Action: func(ctx context.Context, c *cli.Command) error {
-			rate, err := rateOf(c.String("rate"))
+			rate, err := overview.Rate(c.String("rate"))
 			if err != nil {
-				return err
+				return usage("--rate %v", err)
 			}
 			return a.onChosen(k, func(ctx context.Context, c *cli.Command, l *letters) error {
 				options := operate.MoveOptions{

@@ -1,10 +1,8 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -49,7 +47,7 @@ const waitForAll = 10 * time.Second
 
 // vanishing is a service whose handler fails every first attempt. Its queue is deleted.
 type vanishing struct {
-	*oncall
+	*service
 	strategy topology.Strategy
 	stranded string
 	failed   atomic.Int64
@@ -77,6 +75,7 @@ func (s *vanishing) handled(n int) {
 	testbroker.WaitFor(s.t, fmt.Sprintf("%d orders to be handled", n), patience,
 		func() bool { return s.done.Count() == n })
 	require.EqualValues(s.t, n, s.failed.Load(), "first attempts")
+	require.Empty(s.t, s.strayLines())
 }
 
 // strayLines lists the messages of the shop.
@@ -84,28 +83,31 @@ func (s *vanishing) strayLines() (lines []operate.StrandedMessage) {
 	s.t.Helper()
 	o := s.tool("stranded", "list", s.queue, "--json")
 	require.Zero(s.t, o.code, o.err)
-	for text := range strings.Lines(o.out) {
-		var line operate.StrandedMessage
-		require.NoError(s.t, json.Unmarshal([]byte(text), &line))
-		lines = append(lines, line)
-	}
-	return lines
+	return decoded[operate.StrandedMessage](s.t, o.out)
 }
 
-func (s *vanishing) awaitStranded(n int) {
+// awaitStranded waits until n messages are stranded, and requires the cause of each.
+func (s *vanishing) awaitStranded(n int, cause operate.Cause) {
 	s.t.Helper()
-	testbroker.WaitFor(s.t, "the messages to be stranded", patience,
-		func() bool { return len(s.strayLines()) == n })
+	var lines []operate.StrandedMessage
+	testbroker.WaitFor(s.t, "the messages to be stranded", patience, func() bool {
+		lines = s.strayLines()
+		return len(lines) == n
+	})
+	for _, line := range lines {
+		require.Equal(s.t, cause, line.Cause, line.Why)
+		require.Equal(s.t, "orders", line.Queue)
+		require.Equal(s.t, 1, line.Attempts)
+		require.Contains(s.t, line.WaitQueue, ".")
+	}
 }
 
-// unbind deletes the bindings that lead to the shop's queue.
-func (s *vanishing) unbind() {
+// returns requires that all n stranded messages return, and that their attempts go on.
+func (s *vanishing) returns(n, handled int) {
 	s.t.Helper()
-	for _, b := range rig.PlanOf(s.t, s.strategy, s.queue, waitForAll).Bindings {
-		if b.Queue == s.queue {
-			rig.Unbind(s.t, s.url, b)
-		}
-	}
+	o := s.tool("stranded", "return", s.queue)
+	require.Equal(s.t, fmt.Sprintf("returned %d stranded messages of %d\n", n, n), o.out, o.err)
+	s.handled(handled)
 }
 
 // A queue is deleted while messages wait for it, and another time its binding. The messages are
@@ -122,10 +124,10 @@ func TestIncidentDeletedQueue(t *testing.T) {
 				queue, flags := testbroker.Queue(t), strandings[name].flags
 				prefix := "of-" + queue
 				s := &vanishing{
-					oncall: newOncall(&service{
+					service: &service{
 						t: t, url: node.URL(), queue: queue, kind: "quorum",
 						flags: append([]string{"--management", api, "--prefix", prefix}, flags...),
-					}),
+					},
 					strategy: strandings[name].strategy(prefix), stranded: prefix + ".stranded",
 					done: rig.NewCalls(),
 				}
@@ -142,7 +144,6 @@ func TestIncidentDeletedQueue(t *testing.T) {
 const deleted = 20
 
 func (s *vanishing) queueDeleted() {
-	began := time.Now().Add(-2 * time.Second) // the broker notes whole seconds
 	service := s.start()
 	rig.Post(s.t, s.url, s.queue, shop.Numbered(0, deleted)...)
 	testbroker.WaitFor(s.t, "all to have failed", patience,
@@ -151,16 +152,7 @@ func (s *vanishing) queueDeleted() {
 	rig.DeleteQueue(s.t, s.url, s.queue)
 	waiting := deleted - s.done.Count() // the others came back before the queue was deleted
 	require.Positive(s.t, waiting)
-	s.awaitStranded(waiting)
-	for _, line := range s.strayLines() {
-		require.Equal(s.t, "orders", line.Queue)
-		require.Equal(s.t, operate.CauseQueueGone, line.Cause)
-		require.Equal(s.t, 1, line.Attempts)
-		require.Contains(s.t, line.WaitQueue, ".")
-		require.WithinRange(s.t, line.DeadAt, began, time.Now().Add(time.Second))
-	}
-	require.Contains(s.t, s.follow("millpond stranded list orders"),
-		`queue_gone    queue "orders" does not exist or cannot be reached`)
+	s.awaitStranded(waiting, operate.CauseQueueGone)
 	findings := s.tool("verify", s.queue, "--policy", waitForAll.String())
 	require.Equal(s.t, exitFound, findings.code)
 	require.Regexp(s.t, `critical: queue "of-orders.stranded": messages are stranded`, findings.out)
@@ -178,28 +170,23 @@ func (s *vanishing) queueDeleted() {
 	require.Contains(s.t, left.out, "returned 0 stranded messages of ")
 	require.Contains(s.t, left.out, fmt.Sprintf(
 		"%d messages left: queue \"orders\" does not exist or cannot be reached\n", waiting))
-	s.awaitStranded(waiting)
 	service = s.start()
 	defer service.Stop()
-	require.Contains(s.t, s.follow("millpond stranded return orders --dry-run"),
+	require.Contains(s.t, s.tool("stranded", "return", s.queue, "--dry-run").out,
 		fmt.Sprintf("would have returned %d stranded messages of ", waiting))
-	require.Contains(s.t, s.follow("millpond stranded return orders"),
-		fmt.Sprintf("returned %d stranded messages of ", waiting))
-	s.handled(deleted)
-	require.Empty(s.t, s.strayLines())
+	s.returns(waiting, deleted)
 }
 
 func (s *vanishing) bindingDeleted() {
 	service := s.start()
-	s.unbind()
-	rig.Post(s.t, s.url, s.queue, shop.Numbered(deleted, 2*deleted)...)
-	s.awaitStranded(deleted)
-	lines := s.strayLines()
-	for _, line := range lines {
-		require.Equal(s.t, operate.CauseBindingGone, line.Cause, line.Why)
-		require.Contains(s.t, line.Why, `queue "orders" is not bound to exchange "of-orders.`)
+	defer service.Stop()
+	for _, b := range rig.PlanOf(s.t, s.strategy, s.queue, waitForAll).Bindings {
+		if b.Queue == s.queue {
+			rig.Unbind(s.t, s.url, b)
+		}
 	}
-	require.Contains(s.t, s.follow("millpond stranded list orders --limit 1"), "binding_gone")
+	rig.Post(s.t, s.url, s.queue, shop.Numbered(deleted, 2*deleted)...)
+	s.awaitStranded(deleted, operate.CauseBindingGone)
 	blind := *s.service
 	blind.flags = blind.flags[2:] // without the management API
 	o := blind.tool("stranded", "list", s.queue)
@@ -207,34 +194,20 @@ func (s *vanishing) bindingDeleted() {
 
 	declared := s.tool("declare", s.queue, "--policy", waitForAll.String())
 	require.Zero(s.t, declared.code, declared.err)
-	for _, line := range s.strayLines() {
-		require.Equal(s.t, operate.CauseOver, line.Cause, line.Why)
-	}
-	shown := s.follow("millpond stranded show order-20")
+	s.awaitStranded(deleted, operate.CauseOver)
+	shown := s.tool("stranded", "show", "order-20").out
 	for _, want := range []string{
 		"for queue    orders\n", "cause        over\n", "\nhistory\n", "payload",
 	} {
 		require.Contains(s.t, shown, want)
 	}
-	s.follow("millpond stranded export orders --file stranded.jsonl")
-	data, err := os.ReadFile(filepath.Join(s.folder, "stranded.jsonl"))
-	require.NoError(s.t, err)
-	require.Equal(s.t, deleted, strings.Count(string(data), "\n"))
-	require.Contains(s.t,
-		s.follow("millpond stranded discard orders --id order-20 --export gone.jsonl --yes"),
-		"discarded 1 stranded message of 20")
-	o = s.tool("dead", "import", s.queue, "--file", filepath.Join(s.folder, "gone.jsonl"), "--to",
-		s.stranded)
+	file := filepath.Join(s.t.TempDir(), "gone.jsonl")
+	o = s.tool("stranded", "discard", s.queue, "--id", "order-20", "--export", file, "--yes")
+	require.Equal(s.t, "discarded 1 stranded message of 20\n", o.out, o.err)
+	o = s.tool("dead", "import", s.queue, "--file", file, "--to", s.stranded)
 	require.Zero(s.t, o.code, o.err)
-	s.awaitStranded(deleted)
-	o = s.tool("stranded", "return", s.queue)
-	require.Zero(s.t, o.code, o.out+o.err)
-	s.handled(2 * deleted)
-	require.Empty(s.t, s.strayLines())
-	service.Stop()
-	require.Zero(s.t, testbroker.Depth(s.t, s.url, s.stranded))
-	require.Zero(s.t, testbroker.Depth(s.t, s.url, s.queue))
-	require.Zero(s.t, testbroker.Depth(s.t, s.url, s.queue+".dlq"))
+	rig.AwaitDepth(s.t, s.url, s.stranded, deleted)
+	s.returns(deleted, 2*deleted)
 }
 
 // keyChanged sets a policy that leads messages nowhere when their wait is over.
@@ -243,7 +216,7 @@ func (s *vanishing) keyChanged(node *testbroker.Node) {
 	defer running.Stop()
 	node.Ctl(s.t, "set_policy", "nowhere", `^of-.*\.wait\.`, `{"dead-letter-routing-key":"nowhere"}`)
 	rig.Post(s.t, s.url, s.queue, shop.Numbered(2*deleted, 3*deleted)...)
-	s.awaitStranded(deleted)
+	s.awaitStranded(deleted, operate.CauseKeyChanged)
 	blind := *s.service
 	blind.flags = blind.flags[2:]
 	for _, see := range []*service{s.service, &blind} {
@@ -252,10 +225,7 @@ func (s *vanishing) keyChanged(node *testbroker.Node) {
 			`key_changed   its routing key was changed from "orders" to "nowhere"`)
 	}
 	node.Ctl(s.t, "clear_policy", "nowhere")
-	o := s.tool("stranded", "return", s.queue)
-	require.Zero(s.t, o.code, o.out+o.err)
-	s.handled(3 * deleted)
-	require.Empty(s.t, s.strayLines())
+	s.returns(deleted, 3*deleted)
 }
 
 // Queues are named where nothing lists them. The stranded queue is no dead-letter queue, and the

@@ -280,29 +280,34 @@ func distinct(names []string) (list []string) {
 
 // unknownQueue is the error about a queue for which no other queue waits.
 func (s *session) unknownQueue(queue string) error {
-	names := make([]string, 0, maxNamed)
+	var names []string
 	for _, main := range s.vhost.Mains {
-		if len(names) == maxNamed {
-			names = append(names, fmt.Sprintf("and %d more", len(s.vhost.Mains)-maxNamed))
-			break
-		}
-		names = append(names, harmless(main.Name))
+		names = append(names, main.Name)
 	}
 	return usage("no wait queue of virtual host %q leads to a queue %q: it is no queue with retries, "+
 		"or they were never declared; queues with retries: %s", s.vhost.Vhost, queue,
-		cmp.Or(strings.Join(names, ", "), "none"))
+		cmp.Or(some(names), "none"))
 }
 
 // candidates names queues that may keep dead letters of any queue.
 func (s *session) candidates() string {
 	var names []string
-	for _, q := range s.vhost.Unclaimed[:min(len(s.vhost.Unclaimed), maxNamed)] {
-		names = append(names, harmless(q.Name))
+	for _, q := range s.vhost.Unclaimed {
+		names = append(names, q.Name)
 	}
 	if len(names) == 0 {
 		return ""
 	}
-	return "; it may be " + strings.Join(names, " or ")
+	return "; it may be one of " + some(names)
+}
+
+// some names the first of many queues.
+func some(names []string) string {
+	text := harmless(strings.Join(names[:min(len(names), maxNamed)], ", "))
+	if more := len(names) - maxNamed; more > 0 {
+		text += fmt.Sprintf(", and %d more", more)
+	}
+	return text
 }
 
 // maxNamed is the most queues that an error names.
@@ -321,80 +326,51 @@ func (s *session) agree(main operate.Main, plan *topology.Plan) error {
 	if err != nil {
 		return err
 	}
-	for _, d := range list {
-		if !native && main.Line == nil && main.Plan.Levels == nil && !hasDelay(main, d) {
-			return s.disagrees(main, flagPolicy, "wait queues "+waitsOf(main))
+	var strategies, waits []string
+	for _, name := range main.Strategies() {
+		strategies = append(strategies, strings.ToLower(string(name)))
+	}
+	for _, w := range main.Waits {
+		waits = append(waits, fmt.Sprintf("%s (%s)", harmless(w.Name), w.Delay))
+	}
+	has := func(is func(operate.Wait) bool) bool { return slices.ContainsFunc(main.Waits, is) }
+	named := func(name string) bool { return strings.HasPrefix(name, s.c.String(flagPrefix)+".") }
+	anyDelay := native || main.Line != nil || main.Plan.Levels != nil
+	for _, differs := range []struct {
+		flag  string
+		is    bool
+		found []string
+	}{
+		{flagPolicy, !anyDelay && slices.ContainsFunc(list, func(d time.Duration) bool {
+			return !has(func(w operate.Wait) bool { return w.Delay == d })
+		}), waits},
+		{flagStrategy, !native && !slices.Contains(strategies, s.c.String(flagStrategy)) &&
+			!slices.Contains(strategies, string(operate.Unknown)), append(strategies, waits...)},
+		{flagType, len(waits) > 0 && !has(func(w operate.Wait) bool {
+			return string(w.Type) == s.c.String(flagType)
+		}), waits},
+		{flagPrefix, !slices.ContainsFunc(plan.Queues, func(q topology.Queue) bool {
+			return named(q.Name)
+		}) && !slices.ContainsFunc(plan.Exchanges, func(e topology.Exchange) bool {
+			return named(e.Name)
+		}), waits},
+		{flagReturnTo, slices.ContainsFunc(s.c.StringSlice(flagReturnTo), func(to string) bool {
+			return !slices.Contains(main.Vias, to)
+		}), main.Vias},
+	} {
+		if s.c.IsSet(differs.flag) && differs.is {
+			return usage("--%s %s: the broker has another for queue %q: %s; leave the flag out, or use "+
+				"--%s to go by the flags alone", differs.flag,
+				cmp.Or(s.c.String(differs.flag), strings.Join(s.c.StringSlice(differs.flag), " ")),
+				main.Name, cmp.Or(harmless(strings.Join(differs.found, ", ")), "none"), flagNoManagement)
 		}
-	}
-	strategies := main.Strategies()
-	named := s.c.IsSet(flagStrategy) && !native
-	if named && !slices.ContainsFunc(strategies, func(name operate.Strategy) bool {
-		return strings.EqualFold(string(name), s.c.String(flagStrategy)) || name == operate.Unknown
-	}) {
-		return s.disagrees(main, flagStrategy, fmt.Sprintf("strategy %s, wait queues %s",
-			strings.ToLower(joined(strategies)), waitsOf(main)))
-	}
-	if err := s.agreePlan(main); err != nil {
-		return err
 	}
 	if dlq := s.c.String(flagDLQ); dlq != "" && plan.Dead.RoutingKey != dlq {
 		if *plan, err = s.vhost.WithDead(main, dlq); err != nil {
-			return usage("--%s: %v", flagDLQ, err)
+			return usage("--%s %s: %v", flagDLQ, dlq, err)
 		}
 	}
 	return nil
-}
-
-// agreePlan compares the flags about the wait queues and the way back.
-func (s *session) agreePlan(main operate.Main) error {
-	isType := func(w operate.Wait) bool { return string(w.Type) == s.c.String(flagType) }
-	if s.c.IsSet(flagType) && len(main.Waits) > 0 && !slices.ContainsFunc(main.Waits, isType) {
-		return s.disagrees(main, flagType, "wait queues "+waitsOf(main))
-	}
-	if prefix := s.c.String(flagPrefix); prefix != "" && !hasPrefix(main.Plan, prefix+".") {
-		return s.disagrees(main, flagPrefix, "wait queues "+waitsOf(main))
-	}
-	for _, to := range s.c.StringSlice(flagReturnTo) {
-		if !slices.Contains(main.Vias, to) {
-			return s.disagrees(main, flagReturnTo, cmp.Or(harmless(strings.Join(main.Vias, ", ")), "none"))
-		}
-	}
-	return nil
-}
-
-// disagrees is the error about a flag whose value is not what the broker has.
-func (s *session) disagrees(main operate.Main, flag, found string) error {
-	value := cmp.Or(s.c.String(flag), strings.Join(s.c.StringSlice(flag), " "))
-	return usage("--%s %s: the broker has another for queue %q: %s; leave the flag out, or use "+
-		"--%s to go by the flags alone", flag, value, main.Name, found, flagNoManagement)
-}
-
-func hasDelay(main operate.Main, d time.Duration) bool {
-	return slices.ContainsFunc(main.Waits, func(w operate.Wait) bool { return w.Delay == d })
-}
-
-func hasPrefix(plan topology.Plan, prefix string) bool {
-	return slices.ContainsFunc(plan.Queues, func(q topology.Queue) bool {
-		return strings.HasPrefix(q.Name, prefix)
-	}) || slices.ContainsFunc(plan.Exchanges, func(e topology.Exchange) bool {
-		return strings.HasPrefix(e.Name, prefix)
-	})
-}
-
-func waitsOf(main operate.Main) string {
-	names := make([]string, len(main.Waits))
-	for i, w := range main.Waits {
-		names[i] = fmt.Sprintf("%s (%s)", harmless(w.Name), w.Delay)
-	}
-	return strings.Join(names, ", ")
-}
-
-func joined(strategies []operate.Strategy) string {
-	names := make([]string, len(strategies))
-	for i, name := range strategies {
-		names[i] = string(name)
-	}
-	return strings.Join(names, ", ")
 }
 
 // completeQueues offers the names of the queues that are found.

@@ -31,7 +31,7 @@ import (
 )
 
 // decoded reads all values of a type that a command has printed.
-func decoded[T any](t *testing.T, text string) (all []T) {
+func decoded[T any](t testing.TB, text string) (all []T) {
 	t.Helper()
 	for d := json.NewDecoder(strings.NewReader(text)); ; {
 		var one T
@@ -260,8 +260,6 @@ func (h *house) urlAlone(t *testing.T) {
 		{"url-status-orders", []string{"status", "orders"}, exitDone},
 		{"url-verify", []string{"verify"}, exitFound},
 		{"url-waiting", []string{"waiting", "list"}, exitDone},
-		{"url-dead", []string{"dead", "list", "orders"}, exitDone},
-		{"url-groups", []string{"dead", "groups", "orders"}, exitDone},
 		{"url-stranded", []string{"stranded", "list"}, exitDone},
 		{"url-not-there", []string{"dead", "list", "nowhere"}, exitUsage},
 		{"blind-status", []string{"--no-management", "status", "orders"}, exitDone},
@@ -287,72 +285,40 @@ func (h *house) urlAlone(t *testing.T) {
 }
 
 // wrongFlags requires of a policy, a strategy, a prefix or another flag that is wrong that no
-// command says that nothing is there: the error names the flag and the queues of the broker.
+// command says that nothing is there: the error names the flag and the queues of the broker. All
+// commands get their plans in one way: one flag is tried with all of them, and all flags with one.
 func (h *house) wrongFlags(t *testing.T, w *shop.World) {
+	t.Helper()
 	nothing := regexp.MustCompile(`nothing waits|no dead letters|nothing found|0 dead letters` +
 		`|of 0|without trouble|nothing is stranded`)
-	commands := [][]string{
-		{"status"},
-		{"verify"},
-		{"waiting", "list"},
-		{"waiting", "release", "--id", "x"},
-		{"waiting", "cancel", "--id", "x"},
-		{"dead", "list"},
-		{"dead", "show", "#1"},
-		{"dead", "replay", "--dry-run"},
-		{"dead", "discard", "--dry-run"},
-		{"dead", "export", "--all"},
-		{"dead", "groups"},
-		{"stranded", "list"},
+	try := func(flag, command, queue string) {
+		t.Helper()
+		args := strings.Fields(flag + " " + strings.ReplaceAll(command, "Q", queue))
+		o := h.ask(args...)
+		require.Equal(t, exitUsage, o.code, "%v: %s%s", args, o.out, o.err)
+		require.NotRegexp(t, nothing, o.out+o.err, args)
+		require.Contains(t, o.err, queue, args)
+		require.Contains(t, o.err, flag, args)
 	}
-	for queue, wrong := range map[string][][]string{
+	for _, command := range []string{
+		"status Q", "waiting list Q", "waiting release Q --id x", "waiting cancel Q --id x",
+		"dead list Q", "dead show Q #1", "dead replay Q --dry-run", "dead discard Q --dry-run",
+		"dead export Q --all", "dead groups Q",
+	} {
+		try("--policy 7s", command, "orders")
+	}
+	for queue, wrong := range map[string][]string{
 		"orders": {
-			{"--policy", "7s"},
-			{"--policy", "200ms,7s,1h"},
-			{"--strategy", "levels"},
-			{"--strategy", "shared"},
-			{"--type", "classic"},
-			{"--prefix", "wrong"},
-			{"--return-to", "wrong"},
-			{"--dlq", "wrong"},
+			"--policy 200ms,7s,1h", "--strategy levels", "--strategy shared", "--type classic",
+			"--prefix wrong", "--return-to wrong", "--dlq wrong",
 		},
 		"invoices": {
-			{"--policy", "7s"},
-			{"--strategy", "perqueue"},
-			{"--type", "quorum"},
-			{"--strategy", "shared", "--prefix", "wrong"},
-			{"--return-to", "wrong"},
+			"--policy 7s", "--strategy perqueue", "--type quorum", "--prefix wrong", "--return-to wrong",
 		},
-		"mail": {{"--strategy", "perattempt"}, {"--type", "classic"}, {"--prefix", "wrong"}},
+		"mail": {"--strategy perattempt", "--type classic", "--prefix wrong"},
 	} {
-		for _, flags := range wrong {
-			for _, command := range commands {
-				args := slices.Clone(flags)
-				switch command[len(command)-1] {
-				case "#1":
-					args = append(args, "dead", "show", queue, "#1")
-				default:
-					args = append(append(args, command...), queue)
-				}
-				o := h.ask(args...)
-				if command[0] == "stranded" { // of these queues nothing is
-					require.NotContains(t, o.out, "no stranded queue", args)
-					continue
-				}
-				if o.code == exitDone { // then the flag does not matter for this command
-					require.NotRegexp(t, nothing, o.out, args)
-					require.Contains(t, o.out, queue, args)
-					continue
-				}
-				require.NotRegexp(t, nothing, o.out+o.err, args)
-				if o.code == exitFound && command[0] == "waiting" { // no message has the ID x
-					continue
-				}
-				require.Contains(t, o.out+o.err, queue, args)
-				if flags[0] != "--dlq" && command[0] != "verify" {
-					require.Contains(t, o.err, flags[len(flags)-2]+" "+flags[len(flags)-1], args)
-				}
-			}
+		for _, flag := range wrong {
+			try(flag, "dead list Q", queue)
 		}
 	}
 	for _, queue := range w.Queues {
@@ -384,6 +350,7 @@ func (h *house) severalQueues(t *testing.T, w *shop.World) {
 		require.Equal(t, exitDone, o.code, "%v: %s%s", args, o.out, o.err)
 	}
 	require.Equal(t, exitFound, h.ask("waiting", "cancel", "--id", "none").code)
+	require.Contains(t, h.ask("dead", "list", "--generate-shell-completion").out, "\nkeyed\n")
 	o := h.ask("--json", "dead", "discard", "--reason", "permanent", "--yes")
 	require.Equal(t, exitDone, o.code, o.err)
 	for _, queue := range shop.Queues {

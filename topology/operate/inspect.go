@@ -90,9 +90,9 @@ const (
 // Count is a number of messages or consumers with its source.
 type Count struct {
 	// N is -1 where it is not known.
-	N int
+	N int `json:"n"`
 	// Source is empty where N is not known.
-	Source Source
+	Source Source `json:"source"`
 }
 
 var unknown = Count{N: -1}

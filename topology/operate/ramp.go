@@ -86,7 +86,7 @@ type RampResult struct {
 	Left int `json:"left"`
 	// AtHandler counts all messages of the queue that consumers hold, also others than these; it is
 	// known from the management API alone, at the end.
-	AtHandler Count `json:"-"`
+	AtHandler Count `json:"at_handler"`
 	// Spent, Foreign and Refused are in the dead-letter queue: passed over because of MaxReplays,
 	// because their headers name another queue (or none, with Named), and because they cannot be
 	// published. The first two are not part of Started.

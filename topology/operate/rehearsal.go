@@ -29,7 +29,7 @@ type Rehearsal struct {
 	// Target is the queue that would get them, with its ready messages and consumers, which are
 	// unknown where it is missing.
 	Target           string `json:"target"`
-	Ready, Consumers Count  `json:"-"`
+	Ready, Consumers Count
 	// Largest is the size of the largest payload of a chosen letter, in bytes.
 	Largest int `json:"largest,omitempty"`
 	// Expiring are the chosen letters with an expiration, or dead because their time was over. A

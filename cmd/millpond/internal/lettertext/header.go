@@ -97,3 +97,23 @@ func TypeName(value any) string {
 	name := fmt.Sprintf("%T", value)
 	return strings.ToLower(name[strings.LastIndex(name, ".")+1:])
 }
+
+// Properties are the names and values of the properties that a message has, without its ID, its
+// timestamp and its priority.
+func Properties(d amqp.Delivery) (rows [][]string) {
+	for _, row := range [][]string{
+		{"app id", d.AppId},
+		{"content encoding", d.ContentEncoding},
+		{"content type", d.ContentType},
+		{"correlation id", d.CorrelationId},
+		{"expiration", d.Expiration},
+		{"reply to", d.ReplyTo},
+		{"type", d.Type},
+		{"user id", d.UserId},
+	} {
+		if row[1] != "" {
+			rows = append(rows, row)
+		}
+	}
+	return rows
+}

@@ -1,4 +1,4 @@
-// Package overview writes the numbers of an operate.View.
+// Package overview writes and reads the numbers that the tool and its page share.
 package overview
 
 import (
@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -46,4 +47,30 @@ func Shares(
 		list = append(list, number(left)+" more")
 	}
 	return strings.Join(list, ", ")
+}
+
+// Rate reads a rate, as messages a second. An empty text is 0: as fast as possible.
+func Rate(text string) (float64, error) {
+	if text == "" {
+		return 0, nil
+	}
+	number, unit, _ := strings.Cut(text, "/")
+	n, err := strconv.ParseFloat(number, 64)
+	per, ok := map[string]float64{"": 1, "s": 1, "m": 60, "h": 3600}[unit]
+	if err != nil || !ok || !(n > 0) || n > 1e9 {
+		return 0, fmt.Errorf("%q: write 50/s, 600/m or 50", text)
+	}
+	return n / per, nil
+}
+
+// Steps reads the sizes of steps, separated by commas or spaces.
+func Steps(text string) (steps []int, err error) {
+	for _, size := range strings.FieldsFunc(text, func(c rune) bool { return c == ',' || c == ' ' }) {
+		n, err := strconv.Atoi(size)
+		if err != nil || n < 1 {
+			return nil, fmt.Errorf("%q: write the numbers of letters, as in 1,10,100", text)
+		}
+		steps = append(steps, n)
+	}
+	return steps, nil
 }
