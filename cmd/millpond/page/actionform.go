@@ -4,13 +4,14 @@ import (
 	"cmp"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
-	"github.com/millpond-go/millpond/topology/operate"
 )
 
 // formReader reads the fields of a form and keeps the first error.
@@ -35,13 +36,22 @@ func (f *formReader) number(name string) int {
 	return n
 }
 
-func (f *formReader) decimal(name, unit string) float64 {
-	n, err := strconv.ParseFloat(strings.TrimSpace(strings.TrimSuffix(
-		cmp.Or(f.text(name), "0"), unit)), 64)
+func (f *formReader) percent(name string) float64 {
+	text := strings.TrimSpace(strings.TrimSuffix(cmp.Or(f.text(name), "0"), "%"))
+	n, err := strconv.ParseFloat(text, 64)
 	if err != nil || !(n >= 0) || n > 1e9 {
 		f.refuse(name, "a number, such as 5")
 	}
-	return n
+	return n / 100
+}
+
+// shared reads a field as the tool reads its flag.
+func shared[T any](f *formReader, name string, read func(string) (T, error)) T {
+	value, err := read(f.text(name))
+	if err != nil && f.err == nil {
+		f.err = badRequest("%s %v", name, err)
+	}
+	return value
 }
 
 func (f *formReader) duration(name string) time.Duration {
@@ -68,25 +78,17 @@ func (h *Handler) requestOf(values url.Values) (job.Request, error) {
 	}
 	r := job.Request{
 		Kind: job.Kind(f.text("kind")), Queue: f.text("queue"), Filter: o,
-		All: f.Get("all") != "", To: f.text("to"), Rate: f.decimal("rate", "/s"),
+		All: f.Get("all") != "", To: f.text("to"), Rate: shared(f, "rate", overview.Rate),
 	}
 	if len(h.masks) > 0 && (o.Payload != "" || r.Kind == job.Edit) {
 		return r, badRequest("payloads are masked here: nothing can be chosen by its payload or edited")
 	}
 	switch r.Kind {
 	case job.Replay:
-		r.Canary, r.StopAt = f.number("canary"), f.decimal("stop-at", "%")/100
+		r.Canary, r.StopAt = f.number("canary"), f.percent("stop-at")
 		r.Settle, r.Watch = f.duration("settle"), f.duration("watch")
 		r.MaxReplays = f.number("max-replays")
-		for _, text := range strings.FieldsFunc(f.Get("ramp"), func(c rune) bool {
-			return c == ',' || c == ' '
-		}) {
-			n, err := strconv.Atoi(text)
-			if err != nil || n < 1 {
-				f.refuse("ramp", "the sizes of the steps, such as 1, 10, 100")
-			}
-			r.Steps = append(r.Steps, n)
-		}
+		r.Steps = shared(f, "ramp", overview.Steps)
 		if r.To != "" && r.To != r.Queue { // nothing is watched there
 			r.Canary, r.Steps, r.StopAt = 0, nil, 0
 		}
@@ -110,49 +112,21 @@ type editView struct{ Queue, Letter, ID, Text string }
 
 // editPage looks at a letter and shows it for an edit.
 func (h *Handler) editPage(w http.ResponseWriter, r *http.Request) error {
-	f := &formReader{Values: r.PostForm}
-	_, query, _ := strings.Cut(f.text("page"), "?")
-	values, err := url.ParseQuery(query)
-	if err != nil || len(h.masks) > 0 {
-		return badRequest("the letter cannot be edited: payloads are masked here, " +
-			"or the address is wrong")
+	if len(h.masks) > 0 {
+		return badRequest("the letter cannot be edited: payloads are masked here")
 	}
-	id, dead := values.Get("id"), cmp.Or(values.Get("dead"), values.Get("queue"))
-	position, _ := strconv.Atoi(values.Get("position"))
-	for _, main := range h.watcher.sight(r.Context()).Vhost.Mains {
-		plan, err := h.planOf(r.Context(), main.Name)
-		if err != nil || plan.Dead.RoutingKey != dead && main.Name != dead {
-			continue
-		}
-		op, err := h.connected(r.Context())
-		if err != nil {
-			return err
-		}
-		var found *operate.Letter
-		chosen := operate.Filter{IDs: []string{id}, Match: func(l operate.Letter) bool {
-			return l.Queue == "" || l.Queue == main.Name
-		}}
-		for l, err := range op.Dead(r.Context(), plan, chosen, 1000) {
-			if err != nil {
-				return err
-			}
-			if found == nil || l.Position == position { // the ID need not be unique
-				found = &l
-			}
-		}
-		if found != nil {
-			return h.showEdit(w, r, main.Name, *found)
-		}
+	v, src, err := h.letterOf(r.Context(), r.Form)
+	if err != nil {
+		return err
 	}
-	return notFound("there is no letter %q in queue %q any more: look again", id, dead)
-}
-
-// maxEdited is the largest text of a letter that can be edited in a page.
-const maxEdited = 1 << 20
-
-func (h *Handler) showEdit(
-	w http.ResponseWriter, r *http.Request, queue string, l operate.Letter,
-) error {
+	l, err := h.fetchNow(r.Context(), v, src)
+	if err != nil {
+		return err
+	}
+	queue := l.Queue
+	if !slices.Contains(src.Mains, queue) {
+		queue = src.Mains[0]
+	}
 	content, _ := lettertext.Of(l.Delivery.Headers, l.Delivery.Body)
 	text, err := content.Text()
 	if err != nil {
@@ -167,3 +141,6 @@ func (h *Handler) showEdit(
 		Data: editView{queue, lettertext.Identity(l.Delivery), l.ID, text},
 	})
 }
+
+// maxEdited is the largest text of a letter that can be edited in a page.
+const maxEdited = 1 << 20

@@ -96,13 +96,15 @@ func (h *Handler) running() []job.Action {
 	if h.jobs == nil {
 		return nil
 	}
-	all := h.jobs.Actions()
+	all, seen := h.jobs.Actions(), h.watcher.lastSight()
 	return slices.DeleteFunc(slices.Clone(all), func(a job.Action) bool {
 		resumed := slices.ContainsFunc(all, func(b job.Action) bool {
 			return b.Request.Of == a.ID && b.State != job.StateRehearsed
 		})
-		over := resumed || time.Since(a.Noted) > shownInterrupted ||
-			a.There != nil && a.There.Messages == 0
+		main, _ := seen.Vhost.Main(a.Request.Queue)
+		nothingLeft := a.Source == main.Plan.Dead.RoutingKey && main.DeadLetters.Known() &&
+			main.DeadLetters.N == 0 && seen.At.After(a.Noted)
+		over := resumed || nothingLeft || time.Since(a.Noted) > shownInterrupted
 		return !a.Active() && (a.State != job.StateInterrupted || over)
 	})
 }

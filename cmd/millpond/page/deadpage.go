@@ -3,6 +3,7 @@ package page
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"html/template"
 	"maps"
 	"net/http"
@@ -68,13 +69,9 @@ type source struct {
 
 // group is a cause.
 type group struct {
-	ID, Cause                   string
-	Count                       int
-	First, Last                 time.Time
-	Queues, Handlers, Reasons   string
-	Spark                       template.HTML
-	times                       []int
-	queues, handlers, reasonsOf map[string]int
+	operate.Group
+	Spark template.HTML
+	times []int
 }
 
 // letterRow is a letter in the list.
@@ -217,10 +214,10 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 			c := &src.pile.causes.values[s.cause]
 			g := groups[c.id]
 			if g == nil {
-				g = &group{
-					ID: c.id, Cause: c.text, times: make([]int, bins),
-					queues: map[string]int{}, handlers: map[string]int{}, reasonsOf: map[string]int{},
-				}
+				g = &group{times: make([]int, bins), Group: operate.Group{
+					ID: c.id, Error: c.text,
+					Queues: map[string]int{}, Handlers: map[string]int{}, Reasons: map[string]int{},
+				}}
 				groups[g.ID] = g
 			}
 			g.add(s.dead, &src.pile.origins.values[s.from], first, last)
@@ -247,9 +244,26 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 	}
 	for i := range v.Groups {
 		g := &v.Groups[i]
-		g.Spark = columns("spark", g.times, 4*bins, 24, plural(g.Count, "letter")+over)
+		g.Spark = sparkline(g.times, plural(g.Count, "letter")+over)
 	}
 	return nil
+}
+
+// sparkline draws counts over time as columns.
+func sparkline(counts []int, label string) template.HTML {
+	const step, height = 4, 24
+	most := slices.Max(counts)
+	var svg strings.Builder
+	fmt.Fprintf(&svg, `<svg class="spark" viewBox="0 0 %d %d" role="img" aria-label="%s">`,
+		step*bins, height, template.HTMLEscapeString(label))
+	for i, n := range counts {
+		if n > 0 {
+			tall := max(n*height/most, 2)
+			fmt.Fprintf(&svg, `<rect x="%d" y="%d" width="%d" height="%d"/>`,
+				i*step, height-tall, step-1, tall)
+		}
+	}
+	return template.HTML(svg.String() + "</svg>")
 }
 
 // namesIn returns names to choose from, without names that look like others.
@@ -262,9 +276,9 @@ func namesIn(set map[string]bool) []string {
 
 func (g *group) add(dead int64, from *origin, first, last int64) {
 	g.Count++
-	g.queues[from.queue]++
-	g.handlers[from.handler]++
-	g.reasonsOf[from.reason]++
+	g.Queues[from.queue]++
+	g.Handlers[from.handler]++
+	g.Reasons[from.reason]++
 	if dead == 0 {
 		return
 	}
@@ -281,11 +295,10 @@ func (g *group) add(dead int64, from *origin, first, last int64) {
 func sortedGroups(groups map[string]*group) []group {
 	list := make([]group, 0, len(groups))
 	for _, g := range groups {
-		g.Queues, g.Handlers, g.Reasons = shares(g.queues), shares(g.handlers), shares(g.reasonsOf)
 		list = append(list, *g)
 	}
 	slices.SortFunc(list, func(a, b group) int {
-		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Cause, b.Cause))
+		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Error, b.Error))
 	})
 	return list
 }

@@ -57,79 +57,60 @@ func headers(pairs ...string) func(*http.Request) {
 	}
 }
 
-// Given an attacker's name that points at the page, then no request with that name is answered.
-func TestRebindingIsRefused(t *testing.T) {
+// Given an attacker's name that points at the page, a page of another site in the same browser, or
+// a form without the token of this page and this browser, then the request is refused.
+func TestForgedRequestsAreRefused(t *testing.T) {
 	t.Parallel()
+	const (
+		get, post              = http.MethodGet, http.MethodPost
+		misdirected, forbidden = http.StatusMisdirectedRequest, http.StatusForbidden
+	)
 	v := nowhere(t, func(c *page.Config) { c.Hosts = []string{"ops.example.com"} })
-	for host, want := range map[string]int{
-		"evil.example":            http.StatusMisdirectedRequest,
-		"evil.example:8099":       http.StatusMisdirectedRequest,
-		"localhost.evil.example":  http.StatusMisdirectedRequest,
-		"127.0.0.1.evil.example":  http.StatusMisdirectedRequest,
-		"ops.example.com.evil.ex": http.StatusMisdirectedRequest,
-		"127.0.0.1:8099":          http.StatusOK,
-		"[::1]:8099":              http.StatusOK,
-		"localhost":               http.StatusOK,
-		"OPS.example.com:443":     http.StatusOK,
-	} {
-		got := v.with(http.MethodGet, "/", "", headers("Host", host))
-		require.Equal(t, want, got.StatusCode, host)
-		require.Equal(t, http.StatusMisdirectedRequest == want,
-			v.with(http.MethodGet, "/events", "", func(r *http.Request) {
-				headers("Host", "evil.example")(r)
-			}).StatusCode == want)
+	stranger := &visitor{t, v.server, newBrowser(t)}
+	own, foreign := tokenIn(v.get("/doctor").body), tokenIn(stranger.get("/doctor").body)
+	require.NotEqual(t, own, foreign)
+	check := func(want int, v *visitor, method, path, token string, pairs ...string) {
+		t.Helper()
+		body := ""
+		if method == post {
+			body = url.Values{"form": {token}}.Encode()
+		}
+		got := v.with(method, path, body, headers(pairs...))
+		require.Equal(t, want, got.StatusCode, "%s %s %q %q", method, path, token, pairs)
 	}
-}
-
-// Given a page of another site in the same browser, then it can neither send a form nor read.
-func TestOtherSitesAreRefused(t *testing.T) {
-	t.Parallel()
-	v := nowhere(t, nil)
-	token := tokenIn(v.get("/doctor").body)
-	require.NotEmpty(t, token)
-	form := url.Values{"form": {token}}.Encode()
-	for name, change := range map[string]func(*http.Request){
-		"origin":     headers("Origin", "https://evil.example"),
-		"null":       headers("Origin", "null"),
-		"cross site": headers("Sec-Fetch-Site", "cross-site"),
-		"same site":  headers("Sec-Fetch-Site", "same-site"), // another port of this host
+	for _, host := range []string{
+		"evil.example", "evil.example:8099", "localhost.evil.example", "127.0.0.1.evil.example",
+		"ops.example.com.evil.ex",
 	} {
-		got := v.with(http.MethodPost, "/verify/look", form, change)
-		require.Equal(t, http.StatusForbidden, got.StatusCode, name)
+		check(misdirected, v, get, "/", "", "Host", host)
+		check(misdirected, v, get, "/events", "", "Host", host)
+	}
+	for _, host := range []string{
+		"127.0.0.1:8099", "[::1]:8099", "localhost", "OPS.example.com:443",
+	} {
+		check(http.StatusOK, v, get, "/", "", "Host", host)
+	}
+	for _, pairs := range [][]string{
+		{"Origin", "https://evil.example"},
+		{"Origin", "null"},
+		{"Sec-Fetch-Site", "cross-site"},
+		{"Sec-Fetch-Site", "same-site"}, // another port of this host
+	} {
+		check(forbidden, v, post, "/verify/look", own, pairs...)
 	}
 	for _, path := range []string{"/", "/events", "/dead"} {
-		got := v.with(http.MethodGet, path, "", headers("Sec-Fetch-Site", "cross-site",
-			"Sec-Fetch-Mode", "no-cors"))
-		require.Equal(t, http.StatusForbidden, got.StatusCode, path)
+		check(forbidden, v, get, path, "", "Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "no-cors")
 	}
-	// A link on another site is followed.
-	got := v.with(http.MethodGet, "/", "", headers("Sec-Fetch-Site", "cross-site",
-		"Sec-Fetch-Mode", "navigate"))
-	require.Equal(t, http.StatusOK, got.StatusCode)
-}
-
-// Given a form without the token, or with the token of another browser, then it is refused.
-func TestFormsNeedTheirToken(t *testing.T) {
-	t.Parallel()
-	v := nowhere(t, nil)
-	foreign := tokenIn((&visitor{t, v.server, newBrowser(t)}).get("/doctor").body)
-	own := tokenIn(v.get("/doctor").body)
-	require.NotEqual(t, own, foreign)
+	check(http.StatusOK, v, get, "/", "", "Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate")
 	for _, token := range []string{"", "x", foreign, own[1:]} {
 		for _, path := range []string{"/dead/look", "/letter/look", "/letter/download", "/verify/look"} {
-			got := v.with(http.MethodPost, path, url.Values{"form": {token}}.Encode(), nil)
-			require.Equal(t, http.StatusForbidden, got.StatusCode, path+token)
+			check(forbidden, v, post, path, token)
 		}
 	}
-	// The token in the address is no form.
-	got := v.with(http.MethodPost, "/verify/look?form="+url.QueryEscape(own), "", nil)
-	require.Equal(t, http.StatusForbidden, got.StatusCode)
-	// Without the cookie the token is worth nothing.
-	got = (&visitor{t, v.server, newBrowser(t)}).with(http.MethodPost, "/verify/look",
-		url.Values{"form": {own}}.Encode(), nil)
-	require.Equal(t, http.StatusForbidden, got.StatusCode)
-	got = v.with(http.MethodPost, "/verify/look", url.Values{"form": {own}}.Encode(), nil)
-	require.NotEqual(t, http.StatusForbidden, got.StatusCode)
+	check(forbidden, v, post, "/verify/look?form="+url.QueryEscape(own), "")
+	check(forbidden, stranger, post, "/verify/look", own) // its cookie is another one
+	got := v.with(post, "/verify/look", url.Values{"form": {own}}.Encode(), nil)
+	require.NotEqual(t, forbidden, got.StatusCode)
 }
 
 func tokens(c *page.Config) {

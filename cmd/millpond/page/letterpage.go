@@ -2,6 +2,7 @@ package page
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"html/template"
 	"net/http"
@@ -10,6 +11,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -27,14 +29,11 @@ type letterView struct {
 	Payload payload
 	Hex     bool
 	Headers []headerRow
-	Facts   []fact
+	Facts   [][]string
 	Steps   []attempt
 	Missing int // attempts that the history does not have
 	Masks   bool
 }
-
-// fact is a property of a message.
-type fact struct{ Name, Value string }
 
 // attempt is an entry of the timeline.
 type attempt struct {
@@ -86,8 +85,13 @@ func (h *Handler) letter(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	v.looked, _ = lastLook[operate.Letter](h, letterKey(v.Dead, v.ID, v.Position))
-	if k, ok := h.letters.letter(v.Dead, v.ID, v.Position); ok {
+	var k kept // of a look at this letter alone, or at its queue
+	v.looked, k = lastLook[kept](h, letterKey(v.Dead, v.ID, v.Position))
+	known := k.letter.ID != ""
+	if !known {
+		k, known = h.letters.letter(v.Dead, v.ID, v.Position)
+	}
+	if known {
 		h.fillLetter(v, k)
 	}
 	return h.show(w, r, "letter", view{
@@ -101,25 +105,14 @@ func (h *Handler) fillLetter(v *letterView, k kept) {
 	v.Payload = h.payloadOf(l.Delivery.Body, k.size, v.Hex)
 	v.Headers = headerRows(h.shownHeaders(l.Delivery.Headers))
 	d := l.Delivery
-	for _, f := range []fact{
+	v.Facts = [][]string{
 		{"message id", d.MessageId},
-		{"correlation id", d.CorrelationId},
-		{"content type", d.ContentType},
-		{"content encoding", d.ContentEncoding},
-		{"type", d.Type},
-		{"app id", d.AppId},
-		{"reply to", d.ReplyTo},
-		{"expiration", d.Expiration},
-		{"user id", d.UserId},
 		{"exchange now", d.Exchange},
 		{"routing key now", d.RoutingKey},
 		{"first exchange", l.OriginExchange},
 		{"first routing key", l.OriginRoutingKey},
-	} {
-		if f.Value != "" {
-			v.Facts = append(v.Facts, f)
-		}
 	}
+	v.Facts = append(v.Facts, lettertext.Properties(d)...)
 	var before time.Time
 	last := 0
 	for _, e := range l.History {
@@ -144,10 +137,10 @@ func (h *Handler) lookLetter(w http.ResponseWriter, r *http.Request) error {
 	return h.lookAndShow(w, r, letterKey(v.Dead, v.ID, v.Position), "/letter?"+string(v.Address()),
 		func(ctx context.Context, o *operate.Operator, note func(string)) (any, error) {
 			l, err := fetch(ctx, o, src, v, note)
-			if err == nil {
-				h.letters.keep(v.Dead, l)
+			if err != nil {
+				return nil, err
 			}
-			return nil, err
+			return kept{light(l), time.Now(), len(l.Delivery.Body)}, nil
 		})
 }
 
@@ -169,23 +162,32 @@ func fetch(
 		v.ID, v.Position, v.Dead)
 }
 
+// fetchNow looks for the letter of a view during a request.
+func (h *Handler) fetchNow(
+	ctx context.Context, v *letterView, src *source,
+) (found operate.Letter, err error) {
+	select {
+	case h.tasks.one <- struct{}{}:
+		defer func() { <-h.tasks.one }()
+	case <-ctx.Done():
+		return found, failure{
+			http.StatusServiceUnavailable, errors.New("other looks are under way: try again"),
+		}
+	}
+	o, err := h.connected(ctx)
+	if err != nil {
+		return found, err
+	}
+	return fetch(ctx, o, src, v, func(string) {})
+}
+
 // download sends the whole payload of a letter.
 func (h *Handler) download(w http.ResponseWriter, r *http.Request) error {
 	v, src, err := h.letterOf(r.Context(), r.Form)
 	if err != nil {
 		return err
 	}
-	select {
-	case h.tasks.one <- struct{}{}:
-		defer func() { <-h.tasks.one }()
-	case <-r.Context().Done():
-		return failure{http.StatusServiceUnavailable, fmt.Errorf("other looks are under way: try again")}
-	}
-	o, err := h.connected(r.Context())
-	if err != nil {
-		return err
-	}
-	l, err := fetch(r.Context(), o, src, v, func(string) {})
+	l, err := h.fetchNow(r.Context(), v, src)
 	if err != nil {
 		return err
 	}

@@ -2,7 +2,6 @@ package page
 
 import (
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/millpond-go/millpond/topology/operate"
@@ -21,21 +20,14 @@ func (h *Handler) showNow(s *sight) { h.sendPart("now", "now-part", h.overview(s
 type nowView struct {
 	*sight
 	Now                   time.Time
-	Rows                  []row
+	Rows                  []operate.Main
 	Trouble               int // rows in trouble
 	Waiting, Dead         operate.Count
 	Lost                  []lost
-	Back                  back
 	UnclearMore, LostMore int
 	LostEmpty             int // wait queues that lead to no queue and are empty
 	LostUnknown           int // queues whose messages would be lost, and whose count is not known
 	Unclear               []operate.Unclear
-}
-
-// row is a queue with the wait queues that have messages, or whose messages are not known.
-type row struct {
-	operate.Main
-	Steps []operate.Wait
 }
 
 // lost are messages without a queue to return to.
@@ -46,31 +38,27 @@ type lost struct {
 	Count    operate.Count
 }
 
-// maxSteps and maxUnclear bound lists of the page.
-const (
-	maxSteps   = 6
-	maxUnclear = 20
-)
+// maxUnclear bounds lists of the page.
+const maxUnclear = 20
 
 func (h *Handler) overview(s *sight) nowView {
 	none := operate.Count{Source: operate.SourceManagement}
 	o := nowView{sight: s, Now: time.Now(), Waiting: none, Dead: none}
-	var mains []operate.Main
-	mains, o.Trouble = s.Vhost.ByTrouble()
-	for _, m := range mains {
-		steps := slices.DeleteFunc(slices.Clone(m.Waits), func(w operate.Wait) bool {
-			return w.Total.N == 0
-		})
-		o.Rows = append(o.Rows, row{m, steps})
+	o.Rows, o.Trouble = s.Vhost.ByTrouble()
+	seen := map[string]bool{}
+	once := func(sum *operate.Count, q operate.Queue) { // queues share them
+		if !seen[q.Name] {
+			seen[q.Name], *sum = true, sum.Plus(q.Total)
+		}
 	}
-	waits, dead := distinct(s.Vhost)
-	for _, w := range waits {
-		o.Waiting = o.Waiting.Plus(w.Total)
+	for _, m := range o.Rows {
+		for _, w := range m.Waits {
+			once(&o.Waiting, w.Queue)
+		}
+		for _, d := range m.Dead {
+			once(&o.Dead, d.Queue)
+		}
 	}
-	for _, d := range dead {
-		o.Dead = o.Dead.Plus(d.Total)
-	}
-	o.Back = backOf(waits)
 	for _, q := range s.Vhost.Stranded {
 		switch {
 		case !q.Total.Known():
@@ -98,27 +86,3 @@ func (h *Handler) overview(s *sight) nowView {
 	}
 	return o
 }
-
-// distinct returns each wait queue and each dead-letter queue once, because queues share them.
-func distinct(v operate.View) (waits []operate.Wait, dead []operate.Dead) {
-	seen := map[string]bool{}
-	for _, m := range v.Mains {
-		for _, w := range m.Waits {
-			if !seen[w.Name] {
-				seen[w.Name], waits = true, append(waits, w)
-			}
-		}
-		for _, d := range m.Dead {
-			if !seen[d.Name] {
-				seen[d.Name], dead = true, append(dead, d)
-			}
-		}
-	}
-	return waits, dead
-}
-
-// More counts the steps that are not shown.
-func (r row) More() int { return max(len(r.Steps)-maxSteps, 0) }
-
-// First are the steps that are shown.
-func (r row) First() []operate.Wait { return r.Steps[:min(len(r.Steps), maxSteps)] }

@@ -88,21 +88,6 @@ func TestKeysByForms(t *testing.T) {
 	log, err := os.ReadFile(filepath.Join(folder, "audit.jsonl"))
 	require.NoError(t, err)
 	require.Contains(t, string(log), "order 18")
-
-	// A letter that blocks is edited in its place.
-	h.Keyed("order 19", "bad 6", "7")
-	v.looksAtKeys("order 19")
-	dead := v.post("/dead/look?queue=orders", url.Values{})
-	require.Contains(t, dead.text(), "of 2 letters")
-	a = v.post("/edit", url.Values{"page": {"/letter?" + url.Values{
-		"dead": {"orders.dlq"}, "id": {"id-bad-6"}, "position": {"2"},
-	}.Encode()}})
-	require.Equal(t, http.StatusOK, a.StatusCode, a.body)
-	form = formIn(t, a.body, "/action/rehearse")
-	form.Set("text", "key string \"order 19\"\npayload as text:\nmended 6\n")
-	_, end = v.act(form)
-	require.Contains(t, end, "done: 1 of 1")
-	h.AwaitBodies("bad 1", "2", "3", "5", "mended 6", "7")
 }
 
 // keyForm returns the fields of the form of a key.

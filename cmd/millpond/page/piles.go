@@ -152,21 +152,16 @@ type room struct{ stubs, details, bytes int }
 
 // letterStore keeps the results of looks, within its bounds. The oldest give way.
 type letterStore struct {
-	mu     sync.Mutex
-	piles  []*pile // the oldest first
-	single []kept
+	mu    sync.Mutex
+	piles []*pile // the oldest first
 }
 
-// kept is a letter that was looked at alone.
+// kept is a letter, whose payload may be cut, with the size of the payload.
 type kept struct {
-	queue  string
 	letter operate.Letter
 	at     time.Time
 	size   int
 }
-
-// maxSingle is how many letters are kept that were looked at alone.
-const maxSingle = 16
 
 // begin forgets the last look with the same key and makes room for another.
 func (s *letterStore) begin(queue, key string) (*pile, *room) {
@@ -214,31 +209,16 @@ func (s *letterStore) find(queue string, keys ...string) *pile {
 func (s *letterStore) letter(queue, id string, position int) (kept, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, k := range slices.Backward(s.single) {
-		if k.queue == queue && k.letter.ID == id && k.letter.Position == position {
-			return k, true
-		}
-	}
 	for _, p := range slices.Backward(s.piles) {
 		if p.queue != queue {
 			continue
 		}
 		if l, ok := p.contents[position]; ok && l.ID == id {
 			i := slices.IndexFunc(p.stubs, func(s stub) bool { return int(s.position) == position })
-			return kept{queue, l, p.at, int(p.details[i].size)}, true
+			return kept{l, p.at, int(p.details[i].size)}, true
 		}
 	}
 	return kept{}, false
-}
-
-// keep keeps a letter that was looked at alone.
-func (s *letterStore) keep(queue string, l operate.Letter) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.single) >= maxSingle {
-		s.single = slices.Clone(s.single[1:])
-	}
-	s.single = append(s.single, kept{queue, light(l), time.Now(), len(l.Delivery.Body)})
 }
 
 // chosen calls do with the letters of a look that meet the filter, by position, and with their

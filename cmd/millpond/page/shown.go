@@ -149,10 +149,9 @@ func functions(base string) template.FuncMap {
 		"digits":  digits,
 		"plural":  plural,
 		"rate":    rateText,
-		"entry":   entryOf,
+		"shares":  shares,
+		"args":    func(all ...any) []any { return all },
 		"add":     func(a, b int) int { return a + b },
-		"section": sectionOf,
-		"keyform": keyFormOf,
 	}
 }
 
@@ -167,31 +166,4 @@ func rateText(r *float64) string {
 		return strconv.FormatFloat(*r, 'f', 1, 64)
 	}
 	return digits(int(*r + 0.5))
-}
-
-// entry is an entry of the navigation.
-type entry struct {
-	Path, Name string
-	Here       bool
-}
-
-func entryOf(v view, nav, path, name string) entry { return entry{path, name, v.Nav == nav} }
-
-// keyForm is a button for a key.
-type keyForm struct {
-	View       view
-	Row        keyRow
-	Kind, Verb string
-}
-
-func keyFormOf(v view, row keyRow, kind, verb string) keyForm { return keyForm{v, row, kind, verb} }
-
-// section is a list of findings.
-type section struct {
-	ID, Title, Class string
-	Rows             []findingRow
-}
-
-func sectionOf(id, title, class string, rows []findingRow) section {
-	return section{id, title, class, rows}
 }

@@ -22,7 +22,6 @@ type waitingView struct {
 	Main     *operate.Main
 	Messages []operate.Waiter
 	Total    int
-	Due      []dueChart
 	Foreign  int // that wait for another queue
 	Page     int
 	Pages    int
@@ -72,16 +71,11 @@ func (v *waitingView) read(found []operate.Waiter, page int) {
 	v.Total, v.Pages = len(found), (len(found)+perPage-1)/perPage
 	v.Page = min(page, max(v.Pages, 1))
 	v.Messages = found[(v.Page-1)*perPage : min(v.Page*perPage, len(found))]
-	var due []time.Time
 	for _, m := range found {
-		if !m.Due.IsZero() {
-			due = append(due, m.Due)
-		}
 		if m.Queue != "" && m.Queue != v.Main.Name {
 			v.Foreign++
 		}
 	}
-	v.Due = chartsOf(due, v.Looked)
 }
 
 func (h *Handler) lookWaiting(w http.ResponseWriter, r *http.Request) error {

@@ -88,6 +88,11 @@ func (w *watcher) sight(ctx context.Context) *sight {
 		case <-ctx.Done():
 		}
 	}
+	return w.lastSight()
+}
+
+// lastSight returns the last sight at once.
+func (w *watcher) lastSight() *sight {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.last

@@ -29,7 +29,6 @@ func TestPage(t *testing.T) {
 		{"poison", poison},
 		{"stranded", stranded},
 		{"hostile texts", hostileTexts},
-		{"hostile certificate", hostileCertificate},
 		{"numbers move", numbersMove},
 		{"clicks count", clicksCount},
 		{"many letters", manyLetters},
@@ -95,7 +94,7 @@ func (h *house) answers(b *tab, axe string) {
 	b.visit("/act?queue=orders&error=service+l")
 	m.fill("Letters a second", "many")
 	m.press("Rehearse the replay")
-	b.see("write a number")
+	b.see("write 50/s")
 	b.inspectHere("refused", axe)
 	b.visit("/doctor")
 	m.press("Examine the broker")

@@ -1,15 +1,7 @@
 package pagetest
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
-	"crypto/x509"
 	"fmt"
-	"math/big"
-	"net"
-	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -129,7 +121,7 @@ func hostileTexts(t *testing.T, y *yard) {
 	b.visit("/waiting?queue=" + eval[string](b, `encodeURIComponent(
 		[...document.querySelectorAll("#queue option")].find((o) => o.value.includes("onerror")).value)`))
 	m.press("Look at the messages")
-	b.see("Look again", "When they return")
+	b.see("Look again", "Last error")
 	b.clean()
 	b.shot("waiting")
 	b.visit("/verify")
@@ -164,35 +156,4 @@ func (h *house) fillHostile(to, queue string, n int) {
 	}
 	h.Post(to, letters...)
 	rig.AwaitDepth(h.t, h.URL, to, n)
-}
-
-// Given a management API whose certificate has hostile names, then the error is shown as text.
-func hostileCertificate(t *testing.T, y *yard) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	made, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
-		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour),
-		DNSNames: []string{fmt.Sprintf(hostile[0], 1), fmt.Sprintf(hostile[1], 2)},
-	}, &x509.Certificate{SerialNumber: big.NewInt(1)}, key.Public(), key)
-	require.NoError(t, err)
-	listener, err := net.Listen("tcp4", "127.0.0.1:0")
-	require.NoError(t, err)
-	api := &http.Server{ReadHeaderTimeout: time.Minute}
-	t.Cleanup(func() { require.NoError(t, api.Close()) })
-	go func() {
-		_ = api.Serve(tls.NewListener(listener, &tls.Config{Certificates: []tls.Certificate{{
-			Certificate: [][]byte{made}, PrivateKey: key,
-		}}}))
-	}()
-	h := y.newHouse(t)
-	_, port, err := net.SplitHostPort(listener.Addr().String())
-	require.NoError(t, err)
-	h.API = "https://guest:guest@localhost:" + port
-	h.open()
-	b := h.tab()
-	b.visit("/")
-	b.see("The last look at the broker failed", "certificate is valid for")
-	b.see(fmt.Sprintf(hostile[0], 1))
-	b.clean()
-	b.shot("certificate")
 }

@@ -97,15 +97,6 @@ type Action struct {
 	StoppedBy string `json:"stopped_by,omitempty"`
 	// Export is the file with the letters that were discarded.
 	Export string `json:"export,omitempty"`
-	// There is the number of messages in Source, counted at There.At after an interruption; nil where
-	// it is not known.
-	There *There `json:"-"`
-}
-
-// There is a count of messages.
-type There struct {
-	Messages int
-	At       time.Time
 }
 
 // Progress counts the messages of an action.
@@ -137,13 +128,8 @@ func (a Action) Outcome() string {
 	case StateRehearsed:
 		return "waits for its confirmation; nothing was moved"
 	case StateInterrupted:
-		text := fmt.Sprintf("interrupted at %s or more, as noted at %s, because the process ended", of,
-			a.Noted.UTC().Format("15:04:05 UTC"))
-		if a.There != nil {
-			text += fmt.Sprintf("; %s are in queue %q as of %s", overview.Digits(a.There.Messages), a.Source,
-				a.There.At.UTC().Format("15:04:05 UTC"))
-		}
-		return text + "; none is lost"
+		return fmt.Sprintf("interrupted at %s or more, as noted at %s, because the process ended; "+
+			"none is lost", of, a.Noted.UTC().Format("15:04:05 UTC"))
 	case StateStopped, StateFailed:
 		return fmt.Sprintf("%s at %s; the others are where they were", a.State, of)
 	}

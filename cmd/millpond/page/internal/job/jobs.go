@@ -29,8 +29,6 @@ const (
 	// listeners are told of it at most.
 	noteEvery = 250 * time.Millisecond
 	tellEvery = 100 * time.Millisecond
-	// recountLimit bounds a count of an interrupted action's queue.
-	recountLimit = 30 * time.Second
 )
 
 var (
@@ -72,12 +70,11 @@ type action struct {
 	keys   []string // queues that no other action may use
 	cancel context.CancelCauseFunc
 	told   time.Time
-	news   bool // of Progress, for the journal
 	result Rehearsal
 }
 
 // Open returns a Manager. It reads the journal: actions that were under way when the last process
-// ended become StateInterrupted, and the messages of their queues are counted in the background.
+// ended become StateInterrupted.
 func Open(options Options) (*Manager, error) {
 	m := &Manager{Options: options, busy: map[string]string{}, changed: make(chan struct{}, 1)}
 	m.ctx, m.cancel = context.WithCancelCause(context.Background())
@@ -90,11 +87,6 @@ func Open(options Options) (*Manager, error) {
 	}
 	for _, a := range known {
 		m.actions = append(m.actions, &action{Action: a})
-	}
-	for _, a := range m.actions {
-		if a.State == StateInterrupted && a.Request.Kind != Release && a.Request.Kind != Cancel {
-			m.group.Go(func() { m.recount(a) })
-		}
 	}
 	return m, nil
 }
@@ -117,24 +109,6 @@ func (m *Manager) openStore() ([]Action, error) {
 	}
 	m.store = s
 	return known, nil
-}
-
-// recount counts the messages that an interrupted action may have left.
-func (m *Manager) recount(a *action) {
-	ctx, cancel := context.WithTimeout(m.ctx, recountLimit)
-	defer cancel()
-	o, err := m.Operator(ctx)
-	if err != nil {
-		return // it stays unknown
-	}
-	report, err := o.Inspect(ctx, topology.Plan{Queue: a.Source})
-	if err != nil || len(report.Queues) == 0 || !report.Queues[0].Ready.Known() {
-		return // it stays unknown
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	a.There = &There{Messages: report.Queues[0].Ready.N, At: time.Now()}
-	m.tell()
 }
 
 // Close stops every action, waits until none moves messages any more, and closes the files. The
@@ -275,7 +249,7 @@ func (m *Manager) Start(who, id, digest string) (Action, error) {
 	}
 	ctx, cancel := context.WithCancelCause(m.ctx)
 	a.cancel = cancel
-	m.group.Go(func() { m.work(ctx, a) })
+	m.group.Go(func() { m.finish(ctx, a, m.run(ctx, a)) })
 	m.tell()
 	return a.Action, nil
 }
@@ -301,42 +275,6 @@ func (m *Manager) Stop(who, id string) (Action, error) {
 	return a.Action, err
 }
 
-// work runs an action to its end.
-func (m *Manager) work(ctx context.Context, a *action) {
-	ended := make(chan struct{})
-	noting := make(chan struct{})
-	go func() {
-		defer close(noting)
-		for tick := time.NewTicker(noteEvery); ; {
-			select {
-			case <-tick.C:
-				m.noteProgress(a)
-			case <-ended:
-				tick.Stop()
-				return
-			}
-		}
-	}()
-	err := m.run(ctx, a)
-	close(ended)
-	<-noting
-	m.finish(ctx, a, err)
-}
-
-// noteProgress writes the progress to the journal. If that fails the action ends, because after a
-// kill it would not be known how far it was.
-func (m *Manager) noteProgress(a *action) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if !a.news {
-		return
-	}
-	a.news = false
-	if err := m.store.note(&a.Action); err != nil {
-		a.cancel(fmt.Errorf("the journal cannot be written: %w", err))
-	}
-}
-
 // progress takes over the progress of an action.
 func (m *Manager) progress(a *action, p Progress) {
 	m.update(a, func(now *Progress) { *now = p })
@@ -347,14 +285,23 @@ func (m *Manager) moved(a *action, n int) {
 	m.update(a, func(now *Progress) { now.Done = max(now.Done, n) })
 }
 
+// update changes the progress, tells it, and writes it to the journal from time to time, and when a
+// ramp has its name: that is in the journal before a letter has it. If that fails the action ends,
+// because after a kill it would not be known how far it was.
 func (m *Manager) update(a *action, change func(*Progress)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	named := a.Progress.Ramp != nil
 	change(&a.Progress)
-	a.news = true
 	if time.Since(a.told) >= tellEvery {
 		a.told = time.Now()
 		m.tell()
+	}
+	if time.Since(a.Noted) < noteEvery && named == (a.Progress.Ramp != nil) {
+		return
+	}
+	if err := m.store.note(&a.Action); err != nil {
+		a.cancel(fmt.Errorf("the journal cannot be written: %w", err))
 	}
 }
 

@@ -60,17 +60,10 @@ func TestEditShowsTheDifferenceAndKeepsTheOriginal(t *testing.T) {
 	require.ErrorIs(t, err, job.ErrChanged)
 	r.Filter.IDs = []string{"order-2"}
 	change.Letter = lettertext.Identity(y.theLetter("order-2").Delivery)
-	for text, says := range map[string]string{
-		"tenant int32 2\n\npayload as text:\nbody 2\n":      "the edit changes nothing",
-		header.Queue + " string \"x\"\npayload as text:\nx": "belongs to the library",
-		"tenant int32 2": "is missing above the payload",
-	} {
-		change.Text = text
-		_, err = y.Rehearse(t.Context(), "alice", r)
-		require.ErrorIs(t, err, job.ErrRequest, text)
-		require.ErrorContains(t, err, says)
-	}
-
+	change.Text = "tenant int32 2"
+	_, err = y.Rehearse(t.Context(), "alice", r)
+	require.ErrorIs(t, err, job.ErrRequest)
+	require.ErrorContains(t, err, "is missing above the payload")
 	require.NotContains(t, y.journal(), "repaired")
 }
 
@@ -162,31 +155,28 @@ func TestReturnOfStrandedMessages(t *testing.T) {
 	y.depth(stranded, 1)
 }
 
-func TestAnEndOfTheProcessInterrupts(t *testing.T) {
+// The journal belongs to one process. An entry that cannot be read is named, and one that a kill
+// has cut off is passed over.
+func TestTheJournal(t *testing.T) {
 	t.Parallel()
 	y := newYard(t, topology.Classic)
-	y.die(0, 100, refused)
-	r := quick(operate.Filter{})
-	r.Rate = 20
-	id := y.confirm(y.rehearse(r)).ID
-	y.await(id, "five letters", func(a job.Action) bool { return a.Progress.Done >= 5 })
-	_, err := job.Open(job.Options{Operator: y.connected, Plan: y.planOf, Folder: y.folder})
-	require.ErrorIs(t, err, job.ErrLocked)
+	y.die(0, 1, refused)
+	id := y.does(y.rehearse(quick(operate.Filter{})), 1).ID
+	again := func() error {
+		m, err := job.Open(job.Options{Operator: y.connected, Plan: y.planOf, Folder: y.folder})
+		if err == nil {
+			require.Equal(t, id, m.Actions()[0].ID)
+			require.NoError(t, m.Close())
+		}
+		return err
+	}
+	require.ErrorIs(t, again(), job.ErrLocked)
 	require.NoError(t, y.Close())
 	note := filepath.Join(y.folder, "actions", id+".json")
 	require.NoError(t, os.WriteFile(note+".new", []byte(`{"id":"cut o`), 0o600))
-	y.open()
-	a := y.Actions()[0]
-	require.Equal(t, id, a.ID)
-	require.Equal(t, job.StateInterrupted, a.State)
-	left := 100 - a.Progress.Done
-	a = y.await(id, "the count", func(a job.Action) bool { return a.There != nil })
-	require.Equal(t, left, a.There.Messages)
-	require.Contains(t, a.Outcome(), " of 100 or more")
-	require.NoError(t, y.Close())
-
+	require.NoError(t, again())
 	require.NoError(t, os.WriteFile(note, []byte("garbage\n{}\n"), 0o600))
-	_, err = job.Open(job.Options{Operator: y.connected, Plan: y.planOf, Folder: y.folder})
+	err := again()
 	require.ErrorContains(t, err, "is no action: move the file away")
 	var none *json.SyntaxError
 	require.ErrorAs(t, err, &none)

@@ -15,14 +15,8 @@ import (
 // Rehearsal is what becomes of an action that is confirmed now.
 type Rehearsal struct {
 	Action
-	// Found are the counts of the look.
-	Found Progress
-	// Target is the queue that gets replayed letters, with its ready messages and consumers where
-	// they are known.
-	Target           string
-	Ready, Consumers operate.Count
-	// Findings are the obstacles of a replay, the critical ones first.
-	Findings []operate.Finding
+	// Found has the counts of the look, and of a replay its target and its obstacles.
+	Found operate.Rehearsal
 	// Notes are further sentences.
 	Notes []string
 	// Difference are the lines in which an Edit changes its letter.
@@ -174,9 +168,9 @@ func (a *action) count(
 	if a.Request.Key != "" || a.Request.Kind != Replay && a.Request.Kind != Edit {
 		options.DryRun = true
 		p, err := a.call(o)(ctx, options)
-		a.Count, found.Found = p.Chosen-p.Refused, Progress{Progress: p}
+		a.Count, found.Found.Progress = p.Chosen-p.Refused, p
 		if a.Request.Key != "" {
-			found.Target = a.plan.Queue
+			found.Found.Target = a.plan.Queue
 		}
 		for _, left := range p.Left {
 			a.Count -= left.Messages
@@ -185,11 +179,7 @@ func (a *action) count(
 		return found, err
 	}
 	h, err := o.Rehearse(ctx, a.plan, a.Request.ramp(options))
-	found = Rehearsal{
-		Target: h.Target, Ready: h.Ready, Consumers: h.Consumers, Findings: h.Findings,
-		Found: Progress{Progress: h.Progress},
-	}
-	a.Count = h.Chosen
+	found.Found, a.Count = h, h.Chosen
 	note(h.Foreign, "belong to another queue and stay")
 	note(h.Spent, "were replayed too often before and stay")
 	note(h.Refused, "are too large with the headers of a replay and stay")

@@ -104,14 +104,7 @@ func (m *Manager) ramp(
 	ctx context.Context, o *operate.Operator, a *action, options operate.MoveOptions,
 ) error {
 	ramp := a.Request.ramp(options)
-	named := false
-	ramp.Report = func(res operate.RampResult) {
-		m.progress(a, rampOf(res))
-		if !named { // the name of the run is in the journal before a letter has it
-			named = true
-			m.noteProgress(a)
-		}
-	}
+	ramp.Report = func(res operate.RampResult) { m.progress(a, rampOf(res)) }
 	ramp.Progress = func(p operate.Progress) { m.moved(a, p.Done) }
 	res, err := o.Ramp(ctx, a.plan, ramp)
 	m.progress(a, rampOf(res))

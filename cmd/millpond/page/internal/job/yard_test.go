@@ -26,7 +26,12 @@ import (
 
 func TestMain(m *testing.M) {
 	if words := os.Getenv(mortalServer); words != "" {
-		beServer(strings.Split(words, "|"))
+		queue, folder, _ := strings.Cut(words, "|")
+		if err := beServer(queue, folder); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
 	}
 	testbroker.Main(m, func() error { return goleak.Find() })
 }
@@ -134,7 +139,7 @@ func (y *yard) depth(queue string, n int) {
 }
 
 // consume takes the messages of the queue as a service does, and sends their bodies.
-func (y *yard) consume() (bodies chan string, end func()) {
+func (y *yard) consume() (bodies chan string) {
 	y.t.Helper()
 	ch := testbroker.Channel(y.t, y.url)
 	deliveries, err := ch.Consume(y.queue, "service", false, false, false, false, nil)
@@ -146,7 +151,7 @@ func (y *yard) consume() (bodies chan string, end func()) {
 			bodies <- string(d.Body)
 		}
 	}()
-	return bodies, func() { require.NoError(y.t, ch.Cancel("service", false)) }
+	return bodies
 }
 
 // rehearse rehearses for alice.
