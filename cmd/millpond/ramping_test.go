@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -44,7 +45,9 @@ func TestIncidentRamp(t *testing.T) {
 	require.Equal(t, exitDone, o.code, o.err)
 	require.Equal(t, "would have replayed 30 dead letters of 30; nothing was changed\n"+
 		"to queue \"orders\", which has 1 consumer and 0 ready messages\n", o.out)
-	ramp := append(replay, "--canary", "3", "--ramp", "1,10", "--rate", "50/s", "--stop-at", "5%")
+	ramp := slices.Concat(replay, []string{
+		"--canary", "3", "--ramp", "1,10", "--rate", "50/s", "--stop-at", "5%",
+	})
 	o = h.ask(ramp...)
 	require.Equal(t, exitRefused, o.code, o.err)
 	require.Contains(t, o.out, "started 30 = handled 0 + dead again 3 + waiting 0 + left 27\n")
