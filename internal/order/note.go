@@ -131,9 +131,6 @@ type State struct {
 	Keys []KeyState `json:"keys"`
 	// Others is how many keys are left out.
 	Others int `json:"others,omitempty"`
-	// Named says that the key that was asked for is among Keys if it has messages in the line.
-	// Earlier versions do not know that a key is asked for.
-	Named bool `json:"named,omitempty"`
 	// Unbelieved says that a Release of the user who has asked does not count.
 	Unbelieved bool `json:"unbelieved,omitempty"`
 }
@@ -167,10 +164,9 @@ func (s *State) Sort(name string) {
 		return cmp.Or(cmp.Compare(blocked(a), blocked(b)), cmp.Compare(b.Waiting, a.Waiting),
 			cmp.Compare(a.Key, b.Key))
 	})
-	s.Named = name != ""
 	told := s.Keys[:0]
 	for i, k := range s.Keys {
-		if i < MaxKeys || s.Named && (k.Key == name || k.Mark == name) {
+		if i < MaxKeys || name != "" && (k.Key == name || k.Mark == name) {
 			told = append(told, k)
 		}
 	}

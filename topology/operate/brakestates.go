@@ -118,16 +118,14 @@ func (o *Operator) Brake(ctx context.Context, name string) (state header.BrakeSt
 	if err != nil {
 		return header.BrakeState{Name: name}, err
 	}
-	answer := make(chan header.BrakeState, 1)
-	err = o.call(ctx, func(ctx context.Context, conn *link.Conn) error {
-		state, err := o.brake(ctx, conn, api, name)
-		answer <- state
+	err = o.call(ctx, func(ctx context.Context, conn *link.Conn) (err error) {
+		state, err = o.brake(ctx, conn, api, name)
 		return err
 	})
 	if err != nil {
 		return header.BrakeState{Name: name}, err
 	}
-	return <-answer, nil
+	return state, nil
 }
 
 // brake asks the process that probes. Where none answers it looks whether a process has the token.
@@ -167,16 +165,14 @@ func (o *Operator) StopBrake(
 	}
 	now := time.Now().UTC().Truncate(time.Millisecond)
 	state := header.BrakeState{Name: name, Since: now, By: by, Cause: cause, Until: now.Add(limit)}
-	listening := make(chan bool, 1)
-	err = o.call(ctx, func(ctx context.Context, conn *link.Conn) error {
-		shared, err := fleet.StopByHand(ctx, conn, state)
-		listening <- shared
+	err = o.call(ctx, func(ctx context.Context, conn *link.Conn) (err error) {
+		shared, err = fleet.StopByHand(ctx, conn, state)
 		return err
 	})
 	if err != nil {
 		return false, fmt.Errorf("stop brake %q: %w", name, err)
 	}
-	return <-listening, nil
+	return shared, nil
 }
 
 func checkStop(name, by, cause string, limit time.Duration) error {

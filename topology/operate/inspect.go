@@ -129,7 +129,7 @@ func (o *Operator) Inspect(ctx context.Context, plan topology.Plan) (Report, err
 	err := errEmptyPlan
 	if plan.Queue != "" {
 		err = o.call(ctx, func(ctx context.Context, conn *link.Conn) error {
-			return report.count(ctx, conn, o.manager(ctx), plan)
+			return report.count(ctx, conn.Do, o.manager(ctx), plan.Audited(), nil)
 		})
 	}
 	if err != nil {
@@ -140,43 +140,43 @@ func (o *Operator) Inspect(ctx context.Context, plan topology.Plan) (Report, err
 
 var errEmptyPlan = errors.New("the plan is empty: use topology.PlanFor")
 
+// count adds the queues of a plan, as AMQP and the management API show them, and calls see for
+// each that exists, or with the reason why it cannot be reached. see may be nil.
 func (r *Report) count(
-	ctx context.Context, conn *link.Conn, m *policies.Manager, plan topology.Plan,
+	ctx context.Context, run audit.Runner, m *policies.Manager, plan audit.Plan,
+	see func(q audit.Member, found amqp.Queue, refused error, info management.Queue, shown bool) error,
 ) error {
-	members := plan.Audited().Members()
-	var names []string
-	for _, member := range members {
-		names = append(names, member.Name)
+	members := plan.Members()
+	names := make([]string, len(members))
+	for i, member := range members {
+		names[i] = member.Name
 	}
-	counted, _, err := audit.PassiveAll(ctx, conn.Do, names)
-	if err != nil {
-		return fmt.Errorf("count queues %s: %w", several(names), err)
-	}
-	for _, member := range members {
+	counted, refused, err := audit.PassiveAll(ctx, run, names)
+	for i := 0; i < len(members) && err == nil; i++ {
+		member, why := members[i], refused[names[i]]
 		found, there := counted[member.Name]
-		info, _ := m.Queue(member.Name)
-		r.add(member, found, there, info)
+		info, shown := m.Queue(member.Name)
+		q := Queue{
+			Name: member.Name, Role: Role(member.Role), Delay: member.Delay,
+			Missing: audit.IsCode(why, amqp.NotFound), Type: topology.QueueType(info.Type),
+			Ready: unknown, Consumers: unknown, Total: managementCount(info.Messages),
+			Unacked: managementCount(info.Unacked), Held: managementCount(info.Held),
+		}
+		if there {
+			q.Ready, q.Consumers = amqpCount(found.Messages), amqpCount(found.Consumers)
+		}
+		r.Queues = append(r.Queues, q)
+		if see != nil {
+			err = see(member, found, why, info, shown)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("check queues %s: %w", several(names), err)
 	}
 	if m != nil {
 		r.ManagementErr = m.Err
 	}
 	return nil
-}
-
-// add adds a queue of the plan, as AMQP and the management API show it.
-func (r *Report) add(
-	member audit.Member, found amqp.Queue, there bool, info management.Queue,
-) {
-	q := Queue{
-		Name: member.Name, Role: Role(member.Role), Delay: member.Delay, Missing: !there,
-		Type: topology.QueueType(info.Type), Ready: unknown, Consumers: unknown,
-		Total: managementCount(info.Messages), Unacked: managementCount(info.Unacked),
-		Held: managementCount(info.Held),
-	}
-	if there {
-		q.Ready, q.Consumers = amqpCount(found.Messages), amqpCount(found.Consumers)
-	}
-	r.Queues = append(r.Queues, q)
 }
 
 func managementCount(n *int) Count {

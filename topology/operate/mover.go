@@ -1,7 +1,6 @@
 package operate
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -43,7 +42,6 @@ type mover struct {
 
 type movement struct {
 	d    amqp.Delivery
-	l    Letter
 	wait func() error
 }
 
@@ -59,11 +57,11 @@ func newMover(ctx context.Context, r *replay, taken *taking) *mover {
 
 // move begins to move d. With an error, which may come from an earlier message, d stays with the
 // caller. The goroutine that takes the messages calls it.
-func (m *mover) move(d amqp.Delivery, l Letter, c copied) error {
+func (m *mover) move(d amqp.Delivery, c copied) error {
 	if m.bytes > 0 && m.bytes+len(d.Body) > maxBytesUnderWay {
 		m.flush()
 	}
-	next, err := movement{d: d, l: l}, m.failure()
+	next, err := movement{d: d}, m.failure()
 	if err == nil && m.replay.become != nil {
 		next.wait, err = m.replay.operator.startPublish(m.ctx, c.Exchange, c.RoutingKey, c.msg)
 	}
@@ -98,16 +96,13 @@ func (m *mover) flush() {
 func (m *mover) drop() {
 	err := m.failure()
 	if file := m.replay.KeepIn; err == nil && file != nil && len(m.dropped) > 0 {
-		var lines bytes.Buffer
-		_, err = Export(&lines, func(yield func(Letter, error) bool) {
-			for _, p := range m.dropped {
-				if !yield(p.l, nil) {
-					return
-				}
-			}
-		})
+		var lines []byte
+		for _, p := range m.dropped {
+			line, failed := Encode(p.d)
+			lines, err = append(append(lines, line...), '\n'), cmp.Or(err, failed)
+		}
 		if err == nil {
-			_, err = file.Write(lines.Bytes())
+			_, err = file.Write(lines)
 		}
 		if err == nil {
 			err = file.Sync()

@@ -40,6 +40,10 @@ var (
 	ErrInvalidOptions = errors.New("the options make no sense")
 )
 
+// confirmTimeout bounds the publish of one message, from the wait for a connection to the broker's
+// confirm. After that its outcome is unknown: the original stays, and there may be a copy.
+const confirmTimeout = 10 * time.Second
+
 // callTimeout bounds a call that takes no messages. A broker whose disk is busy takes seconds for
 // one declare.
 const callTimeout = 90 * time.Second
@@ -62,15 +66,14 @@ type Operator struct {
 type Option func(*options) error
 
 type options struct {
-	logger         watermill.LoggerAdapter
-	name           string
-	brokers        []string
-	credentials    func(ctx context.Context) (user, password string, err error)
-	amqp           *amqp.Config
-	management     string // its URL, checked; "" for none
-	noPolicies     bool
-	provisioned    bool
-	confirmTimeout time.Duration
+	logger      watermill.LoggerAdapter
+	name        string
+	brokers     []string
+	credentials func(ctx context.Context) (user, password string, err error)
+	amqp        *amqp.Config
+	management  string // its URL, checked; "" for none
+	noPolicies  bool
+	provisioned bool
 }
 
 // WithManagement names RabbitMQ's management API, which shows what AMQP cannot: messages held for
@@ -182,21 +185,6 @@ func WithPreProvisioned() Option {
 	}
 }
 
-// WithConfirmTimeout bounds the publish of one message, from the wait for a connection to the
-// broker's confirm. After that its outcome is unknown: the original stays, and there may be a copy.
-// At least 1 ms.
-//
-// Default: 10 s.
-func WithConfirmTimeout(d time.Duration) Option {
-	return func(o *options) error {
-		if d < time.Millisecond {
-			return fmt.Errorf("WithConfirmTimeout: %v is under 1ms", d)
-		}
-		o.confirmTimeout = d
-		return nil
-	}
-}
-
 // Open connects to the broker at url, amqp or amqps, within ctx or 10 s, and declares nothing. The
 // error names every problem at once and never quotes a password.
 func Open(ctx context.Context, url string, opts ...Option) (*Operator, error) {
@@ -218,16 +206,14 @@ func (o *Operator) dial(ctx context.Context) error {
 		return withWayOut(err)
 	}
 	o.publisher = publisher.New(l, publisher.Config{
-		Timeout: o.opts.confirmTimeout, NonceHeader: keys.Publish,
+		Timeout: confirmTimeout, NonceHeader: keys.Publish,
 	})
 	return nil
 }
 
 // configure checks URL and options.
 func (o *Operator) configure(url string, opts []Option) (err error) {
-	o.opts = options{
-		logger: watermill.NopLogger{}, name: filepath.Base(os.Args[0]), confirmTimeout: 10 * time.Second,
-	}
+	o.opts = options{logger: watermill.NopLogger{}, name: filepath.Base(os.Args[0])}
 	problems := []error{link.CheckURL(url)}
 	for i, option := range opts {
 		if option == nil {
@@ -243,8 +229,8 @@ func (o *Operator) configure(url string, opts []Option) (err error) {
 		URL: url, More: o.opts.brokers, Credentials: o.opts.credentials, AMQP: o.opts.amqp,
 		Cluster: new(link.Cluster), Unreadable: keys.Unreadable, Logger: o.opts.logger,
 		Name:           o.opts.name + ": millpond operator",
-		ConnectTimeout: min(10*time.Second, max(o.opts.confirmTimeout, time.Second)),
-		WriteTimeout:   o.opts.confirmTimeout,
+		ConnectTimeout: confirmTimeout,
+		WriteTimeout:   confirmTimeout,
 		Reconnect: link.Backoff{
 			Initial: 500 * time.Millisecond, Max: time.Minute, Multiplier: 1.5, Randomization: 0.5,
 		},

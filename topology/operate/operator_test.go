@@ -24,7 +24,6 @@ func TestOpenNamesEveryInvalidOption(t *testing.T) {
 		"WithCredentials: the function is nil":         operate.WithCredentials(nil),
 		"WithBrokers: url 1: ":                         operate.WithBrokers("localhost"),
 		"WithManagement: ":                             operate.WithManagement("localhost"),
-		"WithConfirmTimeout: 0s is under 1ms":          operate.WithConfirmTimeout(0),
 		`WithBrokers names vhost "b", and the URL vho`: operate.WithBrokers(url + "b"),
 	} {
 		_, err := operate.Open(t.Context(), url, option)

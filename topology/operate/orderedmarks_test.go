@@ -169,31 +169,13 @@ func (k *keyed) answers(state order.State) (users chan string) {
 	return users
 }
 
-// Given a process of an earlier version, which does not know that a key is asked for, then a key
-// that it may have left out is neither released nor taken for free.
-func TestAnEarlierVersionLeavesKeysOut(t *testing.T) {
-	t.Parallel()
-	k := newKeyed(t)
-	k.answers(order.State{
-		Instance: "old", Others: 7, Keys: []order.KeyState{{Key: "told", Mark: "1-1"}},
-	})
-	found, err := k.FindKey(t.Context(), k.plan, "told", "")
-	require.NoError(t, err)
-	require.Equal(t, "1-1", found.Mark)
-	err = k.ReleaseKey(t.Context(), k.plan, "another", "1-2")
-	require.ErrorIs(t, err, operate.ErrUnsafe)
-	require.ErrorContains(t, err, "7 more keys")
-	_, err = k.FindKey(t.Context(), k.plan, "", "")
-	require.ErrorIs(t, err, operate.ErrInvalidOptions)
-}
-
 // Given a process that leads and believes no release of this user, then the tool says so, and moves
 // no letter. It names its user, which the broker has checked.
 func TestAReleaseThatIsNotBelieved(t *testing.T) {
 	t.Parallel()
 	k := newKeyed(t)
 	users := k.answers(order.State{
-		Instance: "leader", Unbelieved: true, Named: true,
+		Instance: "leader", Unbelieved: true,
 		Keys: []order.KeyState{{Key: "a", Mark: "1-1"}},
 	})
 	const text = `the process that leads believes no release of user "guest"`
@@ -204,4 +186,6 @@ func TestAReleaseThatIsNotBelieved(t *testing.T) {
 	}
 	_, err := k.ReplayKey(t.Context(), k.plan, "a", operate.MoveOptions{})
 	require.ErrorContains(t, err, text)
+	_, err = k.FindKey(t.Context(), k.plan, "", "")
+	require.ErrorIs(t, err, operate.ErrInvalidOptions)
 }

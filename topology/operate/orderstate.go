@@ -135,8 +135,7 @@ func (o *Operator) Order(ctx context.Context, plan topology.Plan) (state OrderSt
 // many. With a mark it returns the key that the mark blocks, and key is not used. Of a key that has
 // nothing in the line, and of a mark that blocks none, the state has the key alone.
 //
-// It fails as Order does. An error also wraps ErrUnsafe if the process that leads is of an
-// earlier version and has left keys out.
+// It fails as Order does.
 func (o *Operator) FindKey(
 	ctx context.Context, plan topology.Plan, key, mark string,
 ) (found OrderKey, err error) {
@@ -167,12 +166,7 @@ func (o *Operator) findKey(
 			return OrderKey(k), !told.Unbelieved, nil
 		}
 	}
-	if told.Others > 0 && !told.Named {
-		err = fmt.Errorf("%w: the line has %d more keys than the process that leads tells, and this key "+
-			"may be one of them: release or replay other keys first, or update that process", ErrUnsafe,
-			told.Others)
-	}
-	return OrderKey{Key: key}, !told.Unbelieved, err
+	return OrderKey{Key: key}, !told.Unbelieved, nil
 }
 
 // errTaken: a service has begun to consume the line.

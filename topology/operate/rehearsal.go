@@ -104,21 +104,14 @@ func (h *Rehearsal) inspect(
 	if err := v.verify(ctx, conn); err != nil {
 		return err
 	}
-	found, err := audit.Passive(ctx, conn.Do, h.Target)
-	switch {
-	case audit.IsCode(err, amqp.NotFound), audit.IsCode(err, amqp.ResourceLocked): // verify says so
-	case err != nil:
-		return err
-	default:
-		h.Ready = Count{N: found.Messages, Source: SourceAMQP}
-		h.Consumers = Count{N: found.Consumers, Source: SourceAMQP}
-		if found.Consumers == 0 {
-			v.critical(Unconsumed, "queue", h.Target, "has no consumer, so that the letters wait in it: "+
-				"start its service first")
-		}
-		if err := h.room(v, found.Messages); err != nil {
-			return err
-		}
+	main := v.report.Queues[0]
+	h.Ready, h.Consumers = main.Ready, main.Consumers
+	if h.Consumers.Known() && h.Consumers.N == 0 {
+		v.critical(Unconsumed, "queue", h.Target, "has no consumer, so that the letters wait in it: "+
+			"start its service first")
+	}
+	if h.Ready.Known() {
+		h.room(v)
 	}
 	h.publishes(ctx, v)
 	if h.Largest > largeMessage && v.version.AtLeast(4, 0) {
@@ -132,21 +125,17 @@ func (h *Rehearsal) inspect(
 }
 
 // room compares the letters with the length that the target may have.
-func (h *Rehearsal) room(v *verifier, ready int) error {
-	f, err := audit.Learn(v.ctx, v.run, h.Target, nil, v.version, v.manager)
-	if err != nil {
-		return err
-	}
+func (h *Rehearsal) room(v *verifier) {
+	f, ready := v.known[h.Target], h.Ready.N
 	for _, value := range []any{f.Arguments["x-max-length"], f.Policy["max-length"]} {
 		most, ok := audit.WholeNumber(value)
 		if ok && int64(ready)+int64(h.Chosen) > most {
 			v.critical(Dropping, "queue", h.Target, "has %d messages and room for %d, and %d letters would "+
 				"come: replay fewer, slower than its consumers work, or raise its max-length",
 				ready, most, h.Chosen)
-			return nil
+			return
 		}
 	}
-	return nil
 }
 
 // publishes asks whether the user may publish to the default exchange. No queue has the name that

@@ -24,8 +24,8 @@ import (
 )
 
 // MoveOptions say which messages a call moves, and how. The zero value moves all, as fast as the
-// broker takes them. To, Named, MaxReplays, Edit, Originals and KeepIn give ErrInvalidOptions to a
-// call that has no use for them.
+// broker takes them. To, Named, MaxReplays, Edit and KeepIn give ErrInvalidOptions to a call that
+// has no use for them.
 type MoveOptions struct {
 	// Filter chooses the messages. Default: all.
 	Filter Filter
@@ -47,15 +47,12 @@ type MoveOptions struct {
 	// false.
 	DryRun bool
 	// Edit lets Replay repair msg, which is published in place of a letter; letter is a copy. A
-	// message that it has changed carries header.EditedAt and header.EditedBy. With an error the
-	// letter stays in its queue, and the next one is looked at. Default: no change.
+	// message that it has changed carries header.EditedAt and header.EditedBy. The letter as it was
+	// is confirmed before in <dead-letter queue>.originals, declared like the dead-letter queue. With
+	// an error the letter stays in its queue, and the next one is looked at. Default: no change.
 	Edit func(letter Letter, msg *amqp.Publishing) error
 	// EditedBy names the editor in the header, in up to 255 bytes. Default: the name of the Operator.
 	EditedBy string
-	// Originals is the queue that keeps the letters that Edit has changed as they were, each confirmed
-	// there before the repaired one is published. Default: <dead-letter queue>.originals, declared
-	// like the dead-letter queue.
-	Originals string
 	// KeepIn is a file, to which Discard writes letters as Export does, up to 64 at once, before it
 	// throws them away. Whenever the process ends, each letter is in the file or in the queue, and at
 	// most 64 are in both. With an error of the file they stay, and Discard ends. Default: the letters
@@ -140,6 +137,7 @@ type replay struct {
 	operator *Operator
 	plan     topology.Plan
 	source   string // the queue that the messages leave
+	original string // the queue that keeps letters that were edited as they were
 	read     func(d amqp.Delivery, position int) Letter
 	match    func(Letter) bool // of the filter
 	pace     pace
@@ -205,22 +203,19 @@ func (r *replay) prepare(ctx context.Context) error {
 	if err := r.operator.findTarget(ctx, target); err != nil { // before an original is written
 		return err
 	}
-	if r.Originals != "" {
-		return nil
-	}
 	err = r.operator.checkPeek(ctx, r.plan, r.source) // before anything is declared
 	if err != nil {
 		return err
 	}
-	r.Originals = r.source + ".originals"
+	r.original = r.source + ".originals"
 	for _, q := range r.plan.Queues {
 		if q.Name == r.source {
-			q.Name, q.Adopt = r.Originals, true
+			q.Name, q.Adopt = r.original, true
 			return r.operator.Declare(ctx, topology.Plan{Queue: r.plan.Queue, Queues: []topology.Queue{q}})
 		}
 	}
-	return fmt.Errorf("%w: name the queue that keeps the originals, because the plan does not have "+
-		"queue %q", ErrInvalidOptions, r.source)
+	return fmt.Errorf("%w: the plan has no queue %q, so no queue like it can keep the originals: use "+
+		"topology.PlanFor or View.WithDead", ErrInvalidOptions, r.source)
 }
 
 // check reads the options that every call has.
@@ -242,8 +237,8 @@ func (r *replay) checkPlain(returns bool) error {
 	if r.To != "" && !returns {
 		return fmt.Errorf("%w: only a replay and a return go to another queue", ErrInvalidOptions)
 	}
-	if r.Edit != nil || r.Named || r.Originals != "" || r.MaxReplays != 0 {
-		return fmt.Errorf("%w: Edit, Originals, Named and MaxReplays are for replays of dead letters",
+	if r.Edit != nil || r.Named || r.MaxReplays != 0 {
+		return fmt.Errorf("%w: Edit, Named and MaxReplays are for replays of dead letters",
 			ErrInvalidOptions)
 	}
 	return r.check()
@@ -377,12 +372,12 @@ func (r *replay) move(
 	}
 	if c.edited {
 		original := wire.Publishing(&d, keys.IsLive, nil)
-		if err := r.operator.publish(m.ctx, "", r.Originals, original); err != nil {
+		if err := r.operator.publish(m.ctx, "", r.original, original); err != nil {
 			return false, fmt.Errorf("keep the original of message %q in queue %q: %w",
-				l.ID, r.Originals, err)
+				l.ID, r.original, err)
 		}
 	}
-	if err := m.move(d, l, c); err != nil {
+	if err := m.move(d, c); err != nil {
 		return false, err
 	}
 	r.moved++

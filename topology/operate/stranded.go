@@ -78,7 +78,7 @@ type QueueCount struct {
 // a kill as many may be there twice as after one of Replay. They keep their order. A message whose
 // queue does not exist stays, and the result counts it.
 //
-// Edit, Originals, Named and MaxReplays must be empty. To is the queue that gets the messages, in
+// Edit, Named and MaxReplays must be empty. To is the queue that gets the messages, in
 // place of the queue that the headers of each name; they name To then, so that the retry state
 // counts there.
 //

@@ -137,7 +137,7 @@ func (v *verifier) verify(ctx context.Context, conn *link.Conn) error {
 	if err := v.exchanges(); err != nil {
 		return err
 	}
-	if err := v.queues(); err != nil {
+	if err := v.report.count(ctx, v.run, v.manager, v.audited, v.queue); err != nil {
 		return err
 	}
 	v.delayed()
@@ -276,45 +276,20 @@ func (v *verifier) conflict(c *topology.ConflictError, adopt bool) {
 	v.critical(Conflicting, c.Kind, c.Name, "%s", text)
 }
 
-// queues looks at the queues of the plan.
-func (v *verifier) queues() error {
-	members := v.audited.Members()
-	var names []string
-	for _, q := range members {
-		names = append(names, q.Name)
-	}
-	counted, refused, err := audit.PassiveAll(v.ctx, v.run, names)
-	for _, q := range members {
-		if err != nil {
-			break
-		}
-		found, there := counted[q.Name]
-		info, shown := v.manager.Queue(q.Name)
-		v.report.add(q, found, there || !audit.IsCode(refused[q.Name], amqp.NotFound), info)
-		switch {
-		case there:
-			err = v.queue(q, found, info, shown)
-		case audit.IsCode(refused[q.Name], amqp.NotFound):
-			v.mainMissing = v.mainMissing || q.Role == audit.RoleMain
-			v.critical(Missing, "queue", q.Name, "does not exist or cannot be reached%s", v.whileMissing(q))
-		default:
-			v.critical(Conflicting, "queue", q.Name, "is exclusive to another connection, and gone with "+
-				"it: declare it durable and not exclusive")
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("check queues %s: %w", several(names), err)
-	}
-	if v.manager != nil {
-		v.report.ManagementErr = v.manager.Err
-	}
-	return nil
-}
-
-// queue looks at one queue of the plan, which exists. shown says that the management API shows it.
+// queue looks at one queue of the plan. shown says that the management API shows it.
 func (v *verifier) queue(
-	q audit.Member, found amqp.Queue, info management.Queue, shown bool,
+	q audit.Member, found amqp.Queue, refused error, info management.Queue, shown bool,
 ) (err error) {
+	if audit.IsCode(refused, amqp.NotFound) {
+		v.mainMissing = v.mainMissing || q.Role == audit.RoleMain
+		v.critical(Missing, "queue", q.Name, "does not exist or cannot be reached%s", v.whileMissing(q))
+		return nil
+	}
+	if refused != nil {
+		v.critical(Conflicting, "queue", q.Name, "is exclusive to another connection, and gone with "+
+			"it: declare it durable and not exclusive")
+		return nil
+	}
 	if q.Role == audit.RoleWait && found.Consumers > 0 {
 		v.critical(Consumed, "queue", q.Name, "is consumed, by %d: that takes messages before their "+
 			"wait is over; stop it", found.Consumers)
@@ -433,7 +408,7 @@ func (v *verifier) main(name string) error {
 			"use another strategy, or a classic queue")
 	}
 	v.known[name] = *f
-	hold := audit.HoldFor(f.ConsumerTimeout(0, nil), v.operator.opts.confirmTimeout)
+	hold := audit.HoldFor(f.ConsumerTimeout(0, nil), confirmTimeout)
 	if d := f.Drops(v.audited, v.operator.vhost, hold); d != nil {
 		severity := Critical
 		if d.Unless != "" {
@@ -463,7 +438,9 @@ func (v *verifier) settings(q audit.Member, info management.Queue, compare bool)
 		v.critical(Dropping, "queue", q.Name, "is not durable, is auto-delete or exclusive, and is gone "+
 			"with a restart, a consumer or a connection: declare it durable and neither")
 	}
-	v.known[q.Name] = audit.Facts{Kind: info.Type, Arguments: amqp.Table(info.Arguments)}
+	if q.Role != audit.RoleMain { // which is known better
+		v.known[q.Name] = audit.Facts{Kind: info.Type, Arguments: amqp.Table(info.Arguments)}
+	}
 	v.replicas[q.Name] = info.Members
 	if q.Role == audit.RoleWait && info.Held != nil && *info.Held > 0 && !v.mainMissing {
 		v.warning(Exposed, "queue", q.Name, "holds %d messages whose wait is over, because a queue is "+

@@ -25,8 +25,7 @@ type derivation struct {
 	waits               []*waitQueue
 	byName              map[string]*waitQueue
 	placed              map[string]bool // wait queues of which it is known where they lead
-	mains               map[string]*Main
-	parts               map[string]*parts
+	mains               map[string]*parts
 	stranded, unclaimed map[string]bool
 	strandedByName      map[string]bool      // no exchange shows it
 	oldest              map[string]time.Time // by queue
@@ -37,8 +36,8 @@ type derivation struct {
 func (s *seen) derive() *derivation {
 	d := &derivation{
 		seen: s, waits: s.waitQueues(), byName: map[string]*waitQueue{}, placed: map[string]bool{},
-		mains: map[string]*Main{}, parts: map[string]*parts{}, stranded: map[string]bool{},
-		oldest: map[string]time.Time{}, tables: map[any]amqp.Table{},
+		mains: map[string]*parts{}, stranded: map[string]bool{}, oldest: map[string]time.Time{},
+		tables: map[any]amqp.Table{},
 	}
 	through := map[string][]*waitQueue{} // by the exchange that their messages return through
 	for _, w := range d.waits {
@@ -131,11 +130,11 @@ func (d *derivation) direct(w *waitQueue) {
 	}
 	d.placed[w.name] = true
 	route, strategy := topology.Route{RoutingKey: w.name}, PerQueue
-	m, p := d.main(last.key)
+	p := d.main(last.key)
 	for _, b := range d.into[w.name] {
 		if d.exchanges[b.Exchange].Kind == "direct" {
 			route, strategy = topology.Route{Exchange: b.Exchange, RoutingKey: b.RoutingKey}, PerAttempt
-			route.Attempt = attemptOf(m.Name, w)
+			route.Attempt = attemptOf(p.Name, w)
 			p.exchange(d, b.Exchange)
 			p.bind(b)
 			break
@@ -190,7 +189,7 @@ func (d *derivation) entry(w *waitQueue) (topology.Binding, bool) {
 func (d *derivation) enter(p *parts, w *waitQueue, key string, strategy Strategy, shared bool) {
 	entry, ok := d.entry(w)
 	if !ok {
-		d.tell(p.main.Name, "no exchange that leads into wait queue %q was found: it is looked for "+
+		d.tell(p.Name, "no exchange that leads into wait queue %q was found: it is looked for "+
 			"among the exchanges that name themselves as alternate exchange", w.name)
 		p.wait(d, w, strategy, shared)
 		return
@@ -213,7 +212,7 @@ func (d *derivation) shared(exchange string, waits []*waitQueue) {
 		return
 	}
 	for _, name := range slices.Sorted(maps.Keys(keys)) {
-		_, p := d.main(name)
+		p := d.main(name)
 		p.back(d, exchange)
 		p.returns("through exchange %q", exchange)
 		p.bind(topology.Binding{Exchange: exchange, RoutingKey: keys[name], Queue: name})
@@ -260,7 +259,7 @@ func (d *derivation) via(exchange string, waits []*waitQueue) {
 		byOwner[name] = append(byOwner[name], w)
 	}
 	for _, name := range names {
-		m, p := d.main(name)
+		p := d.main(name)
 		p.back(d, exchange)
 		p.bind(own[name])
 		for _, anchor := range anchors[name] {
@@ -285,7 +284,7 @@ func (d *derivation) via(exchange string, waits []*waitQueue) {
 			strategy := owners[w.name].strategy
 			d.enter(p, w, name, strategy, len(own) > 1)
 			if strategy == Unknown && len(own) > 1 {
-				d.tell(m.Name, "wait queue %q leads by exchange %q to %d queues, and its name is not of a "+
+				d.tell(p.Name, "wait queue %q leads by exchange %q to %d queues, and its name is not of a "+
 					"strategy: only the headers of its messages say whether queue %q uses it",
 					w.name, exchange, len(own), name)
 			}
@@ -357,8 +356,8 @@ const lineSuffix = ".line"
 
 // isLine reports whether a queue has the arguments of a line. A dead-letter queue has no single
 // active consumer.
-func isLine(q queue) bool {
-	return keepsAlone(q) && q.arguments["x-single-active-consumer"] == true
+func isLine(q management.Queue) bool {
+	return keepsAlone(q) && q.Arguments["x-single-active-consumer"] == true
 }
 
 // lines finds the lines of queues that are handled in order, by name and arguments.
@@ -373,15 +372,14 @@ func (d *derivation) lines() {
 				"exist: its messages wait until the queue and its service are back", name, of)
 			continue
 		}
-		m, _ := d.main(of)
-		line := d.counts(name)
-		m.Line, m.Plan.Line = &line, name
+		p, line := d.main(of), d.counts(name)
+		p.Line, p.Plan.Line = &line, name
 	}
 }
 
 // parts puts the plan of a main queue together.
 type parts struct {
-	main     *Main
+	Main
 	has      map[any]bool
 	keeps    []topology.Queue
 	vias     map[string][]string // the exchanges of the user, by the exchange of the plan
@@ -391,17 +389,14 @@ type parts struct {
 }
 
 // main returns the main queue of this name, and begins it.
-func (d *derivation) main(name string) (*Main, *parts) {
-	p := d.parts[name]
-	if p == nil {
-		m := &Main{Queue: d.counts(name), Plan: topology.Plan{Queue: name}}
-		p = &parts{
-			main: m, has: map[any]bool{}, vias: map[string][]string{},
-			attempts: map[string]int{}, ways: map[string]bool{},
+func (d *derivation) main(name string) *parts {
+	if d.mains[name] == nil {
+		d.mains[name] = &parts{
+			Main: Main{Queue: d.counts(name), Plan: topology.Plan{Queue: name}}, has: map[any]bool{},
+			vias: map[string][]string{}, attempts: map[string]int{}, ways: map[string]bool{},
 		}
-		d.mains[name], d.parts[name] = m, p
 	}
-	return p.main, p
+	return d.mains[name]
 }
 
 type exchangeName string
@@ -413,7 +408,7 @@ func (p *parts) exchange(d *derivation, name string) {
 	}
 	p.has[exchangeName(name)] = true
 	e := d.exchanges[name]
-	p.main.Plan.Exchanges = append(p.main.Plan.Exchanges, topology.Exchange{
+	p.Plan.Exchanges = append(p.Plan.Exchanges, topology.Exchange{
 		Name: name, Kind: e.Kind, AutoDelete: e.AutoDelete, Arguments: d.tableOf(exchangeName(name)),
 	})
 }
@@ -421,7 +416,7 @@ func (p *parts) exchange(d *derivation, name string) {
 func (p *parts) bind(b topology.Binding) {
 	if !p.has[b] {
 		p.has[b] = true
-		p.main.Plan.Bindings = append(p.main.Plan.Bindings, b)
+		p.Plan.Bindings = append(p.Plan.Bindings, b)
 	}
 }
 
@@ -431,8 +426,8 @@ func (p *parts) wait(d *derivation, w *waitQueue, strategy Strategy, shared bool
 		return
 	}
 	p.has[w.name] = true
-	p.main.Waits = append(p.main.Waits, Wait{d.waitCounts(w), strategy, shared})
-	p.main.Plan.Queues = append(p.main.Plan.Queues, topology.Queue{
+	p.Waits = append(p.Waits, Wait{d.waitCounts(w), strategy, shared})
+	p.Plan.Queues = append(p.Plan.Queues, topology.Queue{
 		Name: w.name, Delay: w.delay, Arguments: d.tableOf(w.name),
 	})
 }
@@ -443,7 +438,7 @@ func (p *parts) step(
 ) {
 	p.attempts[w.name] = route.Attempt
 	p.wait(d, w, strategy, shared)
-	p.main.Plan.WaitSteps = append(p.main.Plan.WaitSteps, route)
+	p.Plan.WaitSteps = append(p.Plan.WaitSteps, route)
 }
 
 // keep adds a queue that keeps messages.
@@ -469,8 +464,8 @@ func (p *parts) back(d *derivation, exchange string) {
 		p.bind(b)
 		p.keep(d, b.Queue)
 		d.stranded[b.Queue] = true
-		if !slices.Contains(p.main.Stranded, b.Queue) {
-			p.main.Stranded = append(p.main.Stranded, b.Queue)
+		if !slices.Contains(p.Stranded, b.Queue) {
+			p.Stranded = append(p.Stranded, b.Queue)
 		}
 	}
 }
@@ -482,7 +477,7 @@ func (p *parts) returns(way string, args ...any) { p.ways[fmt.Sprintf(way, args.
 func (p *parts) through(exchange, through string) {
 	if !strings.HasSuffix(through, ".via") {
 		p.returns("through exchanges %q and %q, as in an earlier version", exchange, through)
-		p.main.Vias = append(p.main.Vias, exchange)
+		p.Vias = append(p.Vias, exchange)
 		return
 	}
 	p.returns("through exchange %q and exchanges of yours", through)
@@ -493,7 +488,7 @@ func (p *parts) through(exchange, through string) {
 
 // finish orders the plan as a strategy does.
 func (p *parts) finish(d *derivation) {
-	m := p.main
+	m := &p.Main
 	byDelay := func(a, b topology.Route) int {
 		return cmp.Or(cmp.Compare(a.Delay, b.Delay), cmp.Compare(a.Attempt, b.Attempt))
 	}
@@ -543,7 +538,7 @@ func (d *derivation) tableOf(name any) amqp.Table {
 	var t amqp.Table
 	switch name := name.(type) {
 	case string:
-		t = table(d.queues[name].arguments)
+		t = table(d.queues[name].Arguments)
 	case exchangeName:
 		t = table(d.exchanges[string(name)].Arguments)
 	}
@@ -619,7 +614,7 @@ func (d *derivation) chain(back string, w *waitQueue, through map[string][]*wait
 func (d *derivation) level(
 	name, back string, end topology.Binding, c chain, shared bool,
 ) {
-	_, p := d.main(name)
+	p := d.main(name)
 	p.back(d, back)
 	p.returns("through exchange %q", back)
 	p.bind(end)
@@ -630,7 +625,7 @@ func (d *derivation) level(
 		p.bind(b)
 	}
 	if c.enter == "" {
-		d.tell(p.main.Name, "no exchange that leads into wait queue %q was found: it is looked for "+
+		d.tell(p.Name, "no exchange that leads into wait queue %q was found: it is looked for "+
 			"among the exchanges that name themselves as alternate exchange", c.waits[0].name)
 		for _, w := range c.waits {
 			p.wait(d, w, Levels, shared)
@@ -664,13 +659,14 @@ func (d *derivation) dead() {
 	for _, name := range slices.Sorted(maps.Keys(d.mains)) {
 		usual := name + ".dlq"
 		if _, there := d.queues[usual]; there && d.byName[usual] == nil && d.mains[usual] == nil {
-			d.parts[name].deadQueue(d, usual, ByName)
+			d.mains[name].deadQueue(d, usual, ByName)
 		}
 		d.deadByBroker(name)
 	}
 	d.unclaimed = map[string]bool{}
 	for name, q := range d.queues {
-		if keepsAlone(q) && q.consumers <= 0 && d.mains[name] == nil && !d.stranded[name] && !isLine(q) {
+		free := managementCount(q.Consumers).N <= 0 && d.mains[name] == nil && !d.stranded[name]
+		if free && keepsAlone(q) && !isLine(q) {
 			d.unclaimed[name] = true
 		}
 	}
@@ -690,8 +686,8 @@ func (d *derivation) dead() {
 
 // deadQueue adds the queue that dead letters are published to.
 func (p *parts) deadQueue(d *derivation, name string, evidence Evidence) {
-	p.main.Dead = append(p.main.Dead, Dead{Queue: d.counts(name), Evidence: evidence})
-	p.main.Plan.Dead = topology.Route{RoutingKey: name}
+	p.Dead = append(p.Dead, Dead{Queue: d.counts(name), Evidence: evidence})
+	p.Plan.Dead = topology.Route{RoutingKey: name}
 	p.keep(d, name)
 }
 
@@ -699,9 +695,9 @@ func (p *parts) deadQueue(d *derivation, name string, evidence Evidence) {
 // dead-letters.
 func (d *derivation) deadByBroker(name string) {
 	evidence := ByArgument
-	own, policy := d.queues[name].arguments, map[string]any{}
+	own, policy := d.queues[name].Arguments, map[string]any{}
 	if set := d.manager.Policies(); set != nil {
-		applied := set.Of(name, string(d.queues[name].kind))
+		applied := set.Of(name, d.queues[name].Type)
 		policy = applied.Definition()
 	}
 	exchange, leads := own["x-dead-letter-exchange"].(string)
@@ -757,7 +753,7 @@ func (d *derivation) deadTargets(exchange, key string, fixed bool) (to []string,
 
 // peek looks at the oldest message of each queue that keeps messages.
 func (d *derivation) peek(ctx context.Context, o *Operator) error {
-	owners := map[string]*Main{} // by dead-letter queue, where a name alone tells
+	owners := map[string]*parts{} // by dead-letter queue, where a name alone tells
 	queues := maps.Clone(d.stranded)
 	maps.Copy(queues, d.unclaimed)
 	maps.Copy(queues, d.strandedByName)
@@ -770,7 +766,8 @@ func (d *derivation) peek(ctx context.Context, o *Operator) error {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(queues)) {
-		if q := d.queues[name]; q.total == 0 || q.consumers > 0 || d.mains[name] != nil {
+		q := d.counts(name)
+		if q.Total.N == 0 || q.Consumers.N > 0 || d.mains[name] != nil {
 			continue
 		}
 		messages, err := o.Peek(ctx, name, 1)
@@ -796,8 +793,8 @@ func (d *derivation) peek(ctx context.Context, o *Operator) error {
 
 // proven notes that a queue keeps a dead letter of a main queue. byName is the main queue whose
 // letters the queue keeps by its name.
-func (d *derivation) proven(name, queue string, byName *Main) {
-	p := d.parts[queue]
+func (d *derivation) proven(name, queue string, byName *parts) {
+	p := d.mains[queue]
 	switch {
 	case byName != nil && byName.Name == queue:
 		byName.Dead[0].Evidence = ByLetter
@@ -805,14 +802,14 @@ func (d *derivation) proven(name, queue string, byName *Main) {
 		d.tell(byName.Name, "the oldest message of queue %q is a dead letter of queue %q and not of "+
 			"queue %q", name, queue, byName.Name)
 	case !d.unclaimed[name] && !d.strandedByName[name] || p == nil:
-	case isNowhere(p.main.Plan.Dead):
+	case isNowhere(p.Plan.Dead):
 		d.claim(name)
 		p.deadQueue(d, name, ByLetter)
 	default:
 		d.claim(name)
-		p.main.Dead = append(p.main.Dead, Dead{Queue: d.counts(name), Evidence: ByLetter})
+		p.Dead = append(p.Dead, Dead{Queue: d.counts(name), Evidence: ByLetter})
 		d.tell(queue, "dead letters of queue %q are in queue %q and in queue %q: the plan has the first",
-			queue, p.main.Plan.Dead.RoutingKey, name)
+			queue, p.Plan.Dead.RoutingKey, name)
 	}
 }
 
@@ -866,7 +863,7 @@ func (d *derivation) result() View {
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.mains)) {
 		m := d.mains[name]
-		d.parts[name].finish(d)
+		m.finish(d)
 		for i := range m.Dead {
 			m.Dead[i].Oldest = d.oldest[m.Dead[i].Name]
 		}
@@ -875,7 +872,7 @@ func (d *derivation) result() View {
 				"queue %q, and nothing shows another", name, name+".dlq")
 		}
 		d.sameDelay(m)
-		v.Mains = append(v.Mains, *m)
+		v.Mains = append(v.Mains, m.Main)
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.strandedByName)) {
 		d.stranded[name] = true
@@ -907,7 +904,7 @@ func (d *derivation) forDead() map[string]management.Object {
 	for name, q := range d.queues {
 		queues[name] = nil
 		if keepsAlone(q) {
-			queues[name] = q.arguments
+			queues[name] = q.Arguments
 		}
 	}
 	return queues
@@ -921,7 +918,7 @@ func (d *derivation) kept(name string) Queue {
 }
 
 // sameDelay names wait queues of one delay, of which one may be older than the other.
-func (d *derivation) sameDelay(m *Main) {
+func (d *derivation) sameDelay(m *parts) {
 	for i := 1; i < len(m.Waits); i++ {
 		a, b := m.Waits[i-1], m.Waits[i]
 		if a.Delay == b.Delay && !(a.Strategy == PerAttempt && b.Strategy == PerAttempt) {
@@ -940,7 +937,7 @@ func (d *derivation) underPolicies() {
 	}
 	under, unreadable := map[string][]string{}, map[string]string{}
 	for _, w := range d.waits {
-		applied := set.Of(w.name, string(d.queues[w.name].kind))
+		applied := set.Of(w.name, d.queues[w.name].Type)
 		for _, r := range applied.Rules {
 			about := fmt.Sprintf("%s sets %s to %v", r.Source, r.Key, r.Value)
 			ttl, _ := audit.WholeNumber(r.Value)

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"strings"
 	"time"
@@ -25,7 +24,7 @@ import (
 type seen struct {
 	manager   *policies.Manager
 	vhost     string
-	queues    map[string]queue
+	queues    map[string]management.Queue
 	exchanges map[string]management.Exchange
 	// from and into have the bindings of the exchanges that matter, by exchange and by queue.
 	from, into map[string][]topology.Binding
@@ -33,21 +32,13 @@ type seen struct {
 	brakes     []string
 }
 
-// queue is a queue of a vhost that may have very many.
-type queue struct {
-	kind topology.QueueType
-	// arguments are one map for all queues with the same arguments.
-	arguments                              management.Object
-	ready, unacked, total, held, consumers int32 // unknown is -1
-	in, out                                *float64
-}
-
 // look reads the vhost. It reads bindings only of exchanges that may belong to millpond,
 // by their arguments or by the wait queues that lead to them.
 func look(ctx context.Context, m *policies.Manager, vhost string) (*seen, error) {
 	s := &seen{
-		manager: m, vhost: vhost, queues: map[string]queue{}, exchanges: map[string]management.Exchange{},
-		from: map[string][]topology.Binding{}, into: map[string][]topology.Binding{},
+		manager: m, vhost: vhost, queues: map[string]management.Queue{},
+		exchanges: map[string]management.Exchange{},
+		from:      map[string][]topology.Binding{}, into: map[string][]topology.Binding{},
 	}
 	same := map[string]management.Object{}
 	settled, err := m.API.Queues(ctx, vhost, func(q management.Queue) {
@@ -96,53 +87,25 @@ func (s *seen) note(settled bool, what string) {
 	}
 }
 
+// see keeps a queue. All queues with the same arguments have one map, because there may be very
+// many.
 func (s *seen) see(q management.Queue, same map[string]management.Object) {
 	key, _ := json.Marshal(q.Arguments) // never fails: it came as JSON
-	arguments, ok := same[string(key)]
-	if !ok {
-		arguments = q.Arguments
-		same[string(key)] = arguments
+	if arguments, ok := same[string(key)]; ok {
+		q.Arguments = arguments
 	}
-	s.queues[q.Name] = queue{
-		kind: kindOf(q.Type), arguments: arguments, ready: small(q.Ready), unacked: small(q.Unacked),
-		total: small(q.Messages), held: small(q.Held), consumers: small(q.Consumers),
-		in: q.Stats.In.Rate, out: q.Stats.Out.Rate,
-	}
-}
-
-// kindOf returns one string for all queues of a type.
-func kindOf(kind string) topology.QueueType {
-	switch kind {
-	case audit.Classic:
-		return topology.Classic
-	case audit.Quorum:
-		return topology.Quorum
-	}
-	return topology.QueueType(kind)
-}
-
-// small is a count in little memory; unknown is -1.
-func small(n *int) int32 {
-	if n == nil {
-		return -1
-	}
-	return int32(min(*n, math.MaxInt32))
-}
-
-func count(n int32) Count {
-	if n < 0 {
-		return unknown
-	}
-	return Count{N: int(n), Source: SourceManagement}
+	same[string(key)] = q.Arguments
+	s.queues[q.Name] = q
 }
 
 // counts returns a queue as the result shows it.
 func (s *seen) counts(name string) Queue {
 	q := s.queues[name]
 	return Queue{
-		Name: name, Type: q.kind, Ready: count(q.ready), Unacked: count(q.unacked),
-		Total: count(q.total), Held: count(q.held), Consumers: count(q.consumers),
-		In: q.in, Out: q.out,
+		Name: name, Type: topology.QueueType(q.Type), Ready: managementCount(q.Ready),
+		Unacked: managementCount(q.Unacked), Total: managementCount(q.Messages),
+		Held: managementCount(q.Held), Consumers: managementCount(q.Consumers),
+		In: q.Stats.In.Rate, Out: q.Stats.Out.Rate,
 	}
 }
 
@@ -166,13 +129,13 @@ type waitQueue struct {
 func (s *seen) waitQueues() []*waitQueue {
 	var waits []*waitQueue
 	for name, q := range s.queues {
-		ttl, ok := audit.WholeNumber(q.arguments["x-message-ttl"])
-		exchange, leads := q.arguments["x-dead-letter-exchange"].(string)
+		ttl, ok := audit.WholeNumber(q.Arguments["x-message-ttl"])
+		exchange, leads := q.Arguments["x-dead-letter-exchange"].(string)
 		if !ok || !leads || ttl <= 0 || !keeps(q) || !waitsSafely(q) {
 			continue
 		}
 		w := &waitQueue{name: name, delay: time.Duration(ttl) * time.Millisecond, exchange: exchange}
-		w.key, w.fixed = q.arguments["x-dead-letter-routing-key"].(string)
+		w.key, w.fixed = q.Arguments["x-dead-letter-routing-key"].(string)
 		waits = append(waits, w)
 	}
 	slices.SortFunc(waits, compareWaits)
@@ -181,25 +144,25 @@ func (s *seen) waitQueues() []*waitQueue {
 
 // keeps reports whether a queue has the arguments of all queues that a strategy declares: a
 // delivery limit out of reach, or lazy mode.
-func keeps(q queue) bool {
-	if q.kind == topology.Classic {
-		return q.arguments["x-queue-type"] == audit.Classic && q.arguments["x-queue-mode"] == "lazy"
+func keeps(q management.Queue) bool {
+	if q.Type == audit.Classic {
+		return q.Arguments["x-queue-type"] == audit.Classic && q.Arguments["x-queue-mode"] == "lazy"
 	}
-	limit, _ := audit.WholeNumber(q.arguments["x-delivery-limit"])
-	return q.kind == topology.Quorum && limit == audit.LargeLimit
+	limit, _ := audit.WholeNumber(q.Arguments["x-delivery-limit"])
+	return q.Type == audit.Quorum && limit == audit.LargeLimit
 }
 
 // waitsSafely reports whether a quorum queue dead-letters at least once.
-func waitsSafely(q queue) bool {
-	return q.kind == topology.Classic || q.arguments["x-dead-letter-strategy"] == "at-least-once" &&
-		q.arguments["x-overflow"] == "reject-publish"
+func waitsSafely(q management.Queue) bool {
+	return q.Type == audit.Classic || q.Arguments["x-dead-letter-strategy"] == "at-least-once" &&
+		q.Arguments["x-overflow"] == "reject-publish"
 }
 
 // keepsAlone is keeps for a queue that has no TTL and no dead-letter target, as a dead-letter queue
 // and a stranded queue.
-func keepsAlone(q queue) bool {
-	_, expires := q.arguments["x-message-ttl"]
-	_, leads := q.arguments["x-dead-letter-exchange"]
+func keepsAlone(q management.Queue) bool {
+	_, expires := q.Arguments["x-message-ttl"]
+	_, leads := q.Arguments["x-dead-letter-exchange"]
 	return keeps(q) && !expires && !leads
 }
 

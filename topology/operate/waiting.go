@@ -172,7 +172,7 @@ func tooMany(n int) error {
 // its wait queue, with its retry state, so that its attempts go on. The other messages are treated
 // as by Waiting, and a queue that Waiting refuses is refused. A message whose headers name another
 // queue is counted as foreign and stays. If the process is killed, at most 64 messages come twice,
-// and none is lost. To, Edit, Originals, Named and MaxReplays must be empty.
+// and none is lost. To, Edit, Named and MaxReplays must be empty.
 func (o *Operator) Release(
 	ctx context.Context, plan topology.Plan, options MoveOptions,
 ) (Progress, error) {

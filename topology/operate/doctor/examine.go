@@ -17,10 +17,10 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -96,8 +96,8 @@ type options struct {
 	lifetime    time.Duration // of a scratch queue that is not used
 }
 
-// WithManagement names RabbitMQ's management API, as operate.WithManagement does: for policies,
-// alarms, and queues that a killed run has left.
+// WithManagement names RabbitMQ's management API, as operate.WithManagement does: for policies and
+// alarms.
 //
 // Default: only AMQP is asked.
 func WithManagement(url string) Option {
@@ -188,7 +188,8 @@ func Examine(ctx context.Context, url string, opts ...Option) (*Report, error) {
 		return nil, fmt.Errorf("examine broker: %w", err)
 	}
 	o.lifetime = cmp.Or(o.lifetime, o.patience+spare+expiry)
-	e := &examiner{options: o, url: url, prefix: scratchPrefix(time.Now()), link: link.Config{
+	prefix := scratch + strings.ToLower(rand.Text()[:8]) + "."
+	e := &examiner{options: o, url: url, prefix: prefix, link: link.Config{
 		URL: url, AMQP: o.amqp, Logger: watermill.NopLogger{}, Name: "millpond doctor",
 		ConnectTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second,
 	}}
@@ -198,16 +199,6 @@ func Examine(ctx context.Context, url string, opts ...Option) (*Report, error) {
 	}
 	return report, err
 }
-
-// scratchPrefix begins the names of a run. It has the time, so that a later run knows its age.
-func scratchPrefix(now time.Time) string {
-	var random [3]byte
-	_, _ = rand.Read(random[:]) // never fails
-	return scratch + now.UTC().Format(stamp) + "-" + hex.EncodeToString(random[:]) + "."
-}
-
-// stamp is the form of the time in scratch names.
-const stamp = "20060102t150405"
 
 // examiner is one run.
 type examiner struct {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -14,8 +13,6 @@ import (
 
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/experiment"
-	"github.com/millpond-go/millpond/internal/link"
-	"github.com/millpond-go/millpond/internal/management"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -371,45 +368,6 @@ func policies(b *bench) {
 		b.Skipf("%s", several(unseen, "\n"))
 	}
 	b.Logf("none found")
-}
-
-// leftovers names what killed runs have left, with the commands that remove it.
-func leftovers(b *bench) {
-	if b.management == "" {
-		b.Skipf(noManagement)
-	}
-	api, err := management.New(b.management, link.Config{AMQP: b.amqp}.TLSConfig())
-	b.must(err)
-	var commands []string
-	for _, kind := range []string{"queues", "exchanges"} {
-		names, err := api.Names(b.ctx, kind, b.vhost, scratch)
-		if errors.Is(err, management.ErrNotFound) { // as 4.3 answers without permissions (F39)
-			b.Skipf("the user needs permissions in the vhost, of which ^$ is enough")
-		}
-		b.must(err)
-		for _, name := range names {
-			switch {
-			case !b.isOld(name):
-			case kind == "queues":
-				commands = append(commands, fmt.Sprintf("rabbitmqctl delete_queue --vhost %s %s",
-					audit.ShellWord(b.vhost), audit.ShellWord(name)))
-			default: // no command of rabbitmqctl deletes an exchange
-				commands = append(commands, "curl -u USER -X DELETE "+audit.ShellWord(fmt.Sprintf(
-					"%s/api/exchanges/%s/%s", api, url.PathEscape(b.vhost), url.PathEscape(name))))
-			}
-		}
-	}
-	if len(commands) > 0 {
-		b.Fatalf("remove with: %s", several(commands, "\n"))
-	}
-	b.Logf("none")
-}
-
-// isOld reports whether the name is of a run that has ended, by the time in the name.
-func (e *examiner) isOld(name string) bool {
-	text, _, _ := strings.Cut(strings.TrimPrefix(name, scratch), "-")
-	began, err := time.Parse(stamp, text)
-	return err == nil && time.Since(began) > e.lifetime
 }
 
 // scratchRights uses each right once.

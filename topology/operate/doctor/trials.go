@@ -98,12 +98,6 @@ func (e *examiner) trials(product string) []trial {
 				"of a retry. Raise frame_max of the broker.",
 		}, frameSize},
 		{Check{
-			Name: "message size", Fact: "F42",
-			Expected: "max_message_size is larger than all messages of the producers",
-			Meaning: "A message that has become too large for the broker cannot be stored again: " +
-				"it is held.",
-		}, messageSize},
-		{Check{
 			Name: "version", Fact: "F42",
 			Expected: "RabbitMQ 3.10, 4.0 or 4.3, which all tests run on",
 			Meaning:  "millpond was not tested on this broker: the other lines are all that is known.",
@@ -114,11 +108,6 @@ func (e *examiner) trials(product string) []trial {
 			Meaning: "Policies change the queues of a service afterwards: messages may be lost, " +
 				"misdirected or late. `millpond verify` prints all of it with the way out.",
 		}, policies},
-		{Check{
-			Name:     "leftovers",
-			Expected: "no scratch queue of an earlier run is left",
-			Meaning:  "A run was killed, and its queues have not expired. They hold nothing of value.",
-		}, leftovers},
 	}
 	for _, plan := range e.plans {
 		list = append(list, trial{Check{
@@ -144,20 +133,6 @@ func frameSize(b *bench) {
 		seen += fmt.Sprintf("; a service needs frames of %d bytes", leastFrame)
 	}
 	b.require(size <= 0 || size >= frame, "%s", seen)
-}
-
-func messageSize(b *bench) {
-	seen := "the broker does not show it: " +
-		"on a node, `rabbitmqctl environment` prints max_message_size"
-	v := audit.VersionOf(b.conn.Properties)
-	switch product, _ := b.conn.Properties["product"].(string); {
-	case product != rabbitMQ:
-	case v.AtLeast(4, 0):
-		seen += "; by default 16 MiB from RabbitMQ 4.0 on"
-	default:
-		seen += "; by default 128 MiB on RabbitMQ 3.10"
-	}
-	b.Skipf("%s", seen)
 }
 
 // rabbitMQ is the product that the facts are about.
