@@ -1,11 +1,11 @@
 package operate
 
 import (
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -55,10 +55,10 @@ func fieldOf(value any) (field, error) {
 	switch v := value.(type) {
 	case nil:
 		return field{Type: "void"}, nil
-	case float32: // not every one is a number of JSON
-		out = floatText(float64(v), 32, uint64(math.Float32bits(v)))
+	case float32: // as text, because JSON has no infinity
+		out = strconv.FormatFloat(float64(v), 'g', -1, 32)
 	case float64:
-		out = floatText(v, 64, math.Float64bits(v))
+		out = strconv.FormatFloat(v, 'g', -1, 64)
 	case string:
 		out = text(v)
 	case []byte:
@@ -118,9 +118,13 @@ func valueOf(f field) (any, error) {
 	case "void":
 		return nil, nil
 	case "float32":
-		return floatOf(f, 32)
+		written, err := as[string](f)
+		v, failed := strconv.ParseFloat(written, 32)
+		return float32(v), cmp.Or(err, failed)
 	case "float64":
-		return floatOf(f, 64)
+		written, err := as[string](f)
+		v, failed := strconv.ParseFloat(written, 64)
+		return v, cmp.Or(err, failed)
 	case "string":
 		v, err := as[text](f)
 		return string(v), err
@@ -164,31 +168,4 @@ func as[T any](f field) (v T, err error) {
 	}
 	err = json.Unmarshal(f.Value, &v)
 	return v, err
-}
-
-// floatText writes a float as a number, or as its bits where it is none.
-func floatText(v float64, size int, bits uint64) string {
-	if math.IsNaN(v) {
-		return fmt.Sprintf("%0*x", size/4, bits)
-	}
-	return strconv.FormatFloat(v, 'g', -1, size)
-}
-
-// floatOf reads what floatText wrote.
-func floatOf(f field, size int) (any, error) {
-	written, err := as[string](f)
-	if err != nil {
-		return nil, err
-	}
-	value, err := strconv.ParseFloat(written, size)
-	bits, noBits := strconv.ParseUint(written, 16, size)
-	switch isBits := err != nil && noBits == nil && len(written) == size/4; {
-	case isBits && size == 32:
-		return math.Float32frombits(uint32(bits)), nil
-	case isBits:
-		return math.Float64frombits(bits), nil
-	case size == 32:
-		return float32(value), err
-	}
-	return value, err
 }

@@ -204,7 +204,7 @@ func TestView(t *testing.T) {
 		"nothing": nothing, "queues of one exchange": sharing, "several ways back": severalWays,
 		"way of an older version": olderWay, "levels by headers": olderLevels,
 		"steps of an older policy": olderSteps, "main queue gone": orphans, "letters": letters,
-		"stranded": stranded, "dead named by the user": withDead, "policies": underPolicies,
+		"stranded": stranded, "dead named by the user": withDead,
 		"users": users, "hostile": hostile, "consumers": consumers, "dead by the broker": deadByBroker,
 		"missing wait queue": missing, "a chain by hand": byHand, "several pages": pages,
 		"in order": inOrder,
@@ -533,23 +533,6 @@ func stranded(p place) {
 			require.NotContains(p.t, u.Text, "theirs")
 		}
 	}
-}
-
-func underPolicies(p place) {
-	p.provision("own", topology.PerQueue{}, time.Minute, time.Second)
-	p.provision("shared", topology.Shared{}, time.Minute)
-	testbroker.SetPolicy(p.t, p.api, "policies", p.vhost, "ttl", `^own\.wait`,
-		map[string]any{"message-ttl": 2000})
-	testbroker.SetPolicy(p.t, p.api, "policies", p.vhost, "key", `^millpond\.wait`,
-		map[string]any{"dead-letter-routing-key": "own"})
-	v := p.find()
-	told(p.t, v, "", `policy "ttl" sets message-ttl to 2000, so that messages return earlier`,
-		`"own.wait.1m" and 0 others`)
-	told(p.t, v, "", `policy "key" sets dead-letter-routing-key to own`,
-		`"millpond.wait.1s" and 1 others`)
-	testbroker.SetPolicy(p.t, p.api, "policies", p.vhost, "key", `(?<=x)y`,
-		map[string]any{"max-length": 100})
-	told(p.t, p.find(), "", `policy "key"`, "cannot be told")
 }
 
 func users(p place) {

@@ -887,7 +887,6 @@ func (d *derivation) result() View {
 		v.Unclaimed = append(v.Unclaimed, d.kept(name))
 	}
 	slices.SortFunc(v.Orphans, func(a, b Orphan) int { return strings.Compare(a.Name, b.Name) })
-	d.underPolicies()
 	v.Unclear = append(v.Unclear, d.unclear...)
 	slices.Sort(d.brakes)
 	v.Brakes = append(v.Brakes, slices.Compact(d.brakes)...)
@@ -925,43 +924,6 @@ func (d *derivation) sameDelay(m *parts) {
 			d.tell(m.Name, "wait queues %q and %q of queue %q have the same delay: "+
 				"the broker does not show whether its service uses both", a.Name, b.Name, m.Name)
 		}
-	}
-}
-
-// underPolicies names policies under which wait queues do not do as their arguments say: a policy
-// that shortens their delay, or leads their messages elsewhere (F36).
-func (d *derivation) underPolicies() {
-	set := d.manager.Policies()
-	if set == nil || len(set.User)+len(set.Operator) == 0 {
-		return
-	}
-	under, unreadable := map[string][]string{}, map[string]string{}
-	for _, w := range d.waits {
-		applied := set.Of(w.name, d.queues[w.name].Type)
-		for _, r := range applied.Rules {
-			about := fmt.Sprintf("%s sets %s to %v", r.Source, r.Key, r.Value)
-			ttl, _ := audit.WholeNumber(r.Value)
-			switch {
-			case r.Key == "message-ttl" && ttl < w.delay.Milliseconds():
-				about += ", so that messages return earlier than the wait queue says"
-			case r.Key == "dead-letter-routing-key" && !w.fixed:
-				about += ", so that messages may return to another queue than the bindings show"
-			default:
-				continue
-			}
-			under[about] = append(under[about], w.name)
-		}
-		for _, r := range applied.Unreadable {
-			unreadable[r.Source] = r.Policy.Pattern
-		}
-	}
-	for _, about := range slices.Sorted(maps.Keys(under)) {
-		queues := under[about]
-		d.tell("", "%s: wait queue %q and %d others", about, queues[0], len(queues)-1)
-	}
-	for _, source := range slices.Sorted(maps.Keys(unreadable)) {
-		d.tell("", "whether %s applies to wait queues cannot be told: its pattern %q means nothing to "+
-			"Go's regexp", source, unreadable[source])
 	}
 }
 
