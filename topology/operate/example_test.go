@@ -14,7 +14,6 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/keys"
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -101,29 +100,13 @@ func ExampleErrUnsafe() {
 // start again by themselves after two hours at the latest.
 func ExampleOperator_StopBrake() {
 	var operator *operate.Operator // of Open
-	ctx := context.Background()
-	downtime := func(limit time.Duration) error {
-		if limit > operate.MaxBrakeStop {
-			return errors.New("such a long downtime needs another plan")
-		}
-		shared, err := operator.StopBrake(ctx, "payments", "anna", "the provider moves", limit)
-		switch {
-		case err != nil:
-			return err
-		case !shared:
-			log.Print("no service that is up has this brake")
-		}
-		// … the provider moves …
-		var state header.BrakeState
-		if state, err = operator.Brake(ctx, "payments"); err != nil {
-			return err
-		}
-		log.Printf("stopped since %v by %s; %s probes", state.Since, state.By, state.Prober)
-		return operator.StartBrake(ctx, "payments", "anna")
-	}
-	if err := downtime(2 * time.Hour); err != nil {
-		log.Print(err)
-	}
+	ctx, limit := context.Background(), min(2*time.Hour, operate.MaxBrakeStop)
+	shared, err := operator.StopBrake(ctx, "payments", "anna", "the provider moves", limit)
+	log.Print(shared, err) // false: no service that is up has this brake
+	// … the provider moves …
+	state, err := operator.Brake(ctx, "payments")
+	log.Printf("stopped since %v by %s; %s probes: %v", state.Since, state.By, state.Prober, err)
+	log.Print(operator.StartBrake(ctx, "payments", "anna"))
 }
 
 // Open names all problems at once, before it connects. Most operators need WithManagement alone.
