@@ -178,11 +178,15 @@ func TestEveryPolicyIsNamedByItsEffect(t *testing.T) {
 	require.NotContains(t, out.String(), "\x1b")
 }
 
-// Values of keys that harm fewer parts of a plan than others, or none: "!" is critical.
+// Values of keys that harm fewer parts of a plan than others, or none: "!" is critical. A setting
+// of the queue that is as tight, or that the broker takes before the policy, is not the policy's.
 func TestValuesOfPolicyKeysThatHarmLess(t *testing.T) {
 	t.Parallel()
 	quorum, classic := topology.PerQueue{}, topology.PerQueue{Type: topology.Classic}
-	shared := topology.Shared{}
+	shared, own := topology.Shared{}, topology.PerQueue{}
+	own.Dead.Arguments = amqp.Table{
+		"x-max-length": int64(5), "x-overflow": "reject-publish", "x-message-ttl": int64(1000),
+	}
 	for name, c := range map[string]struct {
 		strategy   topology.Strategy
 		definition string
@@ -206,7 +210,12 @@ func TestValuesOfPolicyKeysThatHarmLess(t *testing.T) {
 			quorum, `{"delayed-retry-type":"failed","delayed-retry-min":500}`,
 			latest, "main",
 		},
-		"delayed retry, off":          {quorum, `{"delayed-retry-type":"disabled"}`, latest, ""},
+		"delayed retry, off": {quorum, `{"delayed-retry-type":"disabled"}`, latest, ""},
+		"own settings":       {own, `{"message-ttl":2000,"max-length":6}`, four, "main! wait wait!"},
+		"own ttl":            {own, `{"message-ttl":999}`, four, "main! wait! dead!"},
+		"own length":         {own, `{"max-length":4}`, four, "main! wait dead"}, // it refuses
+		// It goes first on a quorum queue.
+		"own overflow":                {own, `{"overflow":"drop-head"}`, four, "wait! dead!"},
 		"mirrors that are not needed": {quorum, `{"ha-mode":"all"}`, old, "main"},
 		"memory": {
 			quorum, `{"max-in-memory-length":0,"target-group-size":5,"queue-leader-locator":"balanced"}`,
@@ -310,33 +319,5 @@ func TestAnyCommandExemptsAQueueFromAllHarm(t *testing.T) {
 			}
 			require.NotEmpty(t, commands)
 		})
-	}
-}
-
-// A setting of the queue that is as tight, or that the broker takes before the policy, is not the
-// policy's.
-func TestArgumentsThatGoBeforeAPolicy(t *testing.T) {
-	t.Parallel()
-	own := topology.DeadLetters{Arguments: amqp.Table{
-		"x-max-length": int64(5), "x-overflow": "reject-publish", "x-message-ttl": int64(1000),
-	}}
-	plan := planOf(t, topology.PerQueue{Dead: own}, time.Second)
-	for definition, want := range map[string]policies.Severity{
-		`{"message-ttl":2000,"max-length":6}`: "",
-		`{"message-ttl":999}`:                 policies.Critical,
-		`{"max-length":4}`:                    policies.Warning,  // it refuses
-		`{"overflow":"drop-head"}`:            policies.Critical, // goes first on a quorum queue
-	} {
-		findings, _ := user(policy("p", "queues", 0, definition)).Judge(plan, nil, four, "/")
-		var found []policies.Severity
-		for _, f := range findings {
-			if f.Name == plan.DeadKey {
-				found = append(found, f.Severity)
-			}
-		}
-		require.Equal(t, want != "", len(found) == 1, definition)
-		if want != "" {
-			require.Equal(t, want, found[0], definition)
-		}
 	}
 }

@@ -1,7 +1,6 @@
 package operate_test
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -31,24 +30,6 @@ func overruled(t testing.TB, o *operate.Operator, plan topology.Plan) []operate.
 	return slices.DeleteFunc(rig.Verify(t, o, plan), func(f operate.Finding) bool {
 		return f.Problem != operate.Overruled
 	})
-}
-
-// vhost sets policies through the management API, which is done when it answers.
-type vhost struct {
-	t         testing.TB
-	api, name string
-}
-
-func (v vhost) set(name, pattern string, priority int, definition string) {
-	v.t.Helper()
-	testbroker.Put(v.t, v.api, map[string]any{
-		"pattern": pattern, "priority": priority, "definition": json.RawMessage(definition),
-	}, "policies", v.name, name)
-}
-
-func (v vhost) clear(name string) {
-	v.t.Helper()
-	testbroker.Remove(v.t, v.api, "policies", v.name, name)
 }
 
 // applies reports whether audit expects the broker to apply a policy with a key to a type of queue,
@@ -102,7 +83,6 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 	// The management API shows the policies of a queue up to nine seconds late (F35).
 	t.Run("declare and verify never passes wrongly", func(t *testing.T) {
 		t.Parallel()
-		admin := vhost{t, api, "soon"}
 		old, oldPlan := of(t, "soon", "old", topology.PerQueue{})
 		rig.Provision(t, node.URL()+"soon", topology.PerQueue{}, "old", policy)
 		require.Empty(t, overruled(t, old, oldPlan))
@@ -118,7 +98,8 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 				require.NoError(t, err)
 				rig.DeclareQueue(t, node.URL()+"soon", plan.Queue, nil)
 			}
-			admin.set("retention", `\.dlq$`, 0, fmt.Sprintf(`{"message-ttl":%d}`, 60_000+i))
+			testbroker.SetPolicy(t, api, "policies", "soon", "retention", `\.dlq$`,
+				definition{"message-ttl": 60_000 + i})
 			require.NoError(t, o.Declare(t.Context(), plan))
 			findings := overruled(t, o, plan)
 			require.Len(t, findings, 1, "round %d", i)
@@ -126,7 +107,7 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 			require.Equal(t, plan.Dead.RoutingKey, findings[0].Name)
 			require.Contains(t, findings[0].Text,
 				fmt.Sprintf(`policy "retention" sets message-ttl to %d`, 60_000+i))
-			admin.clear("retention")
+			testbroker.Remove(t, api, "policies", "soon", "retention")
 		}
 		require.Empty(t, overruled(t, old, oldPlan))
 	})
@@ -148,13 +129,14 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 
 	t.Run("the way out works", func(t *testing.T) {
 		t.Parallel()
-		admin := vhost{t, api, "exempt"}
 		o, plan := of(t, "exempt", "orders", topology.PerQueue{})
 		rig.Provision(t, node.URL()+"exempt", topology.PerQueue{}, "orders", policy)
-		declareExchange(t, node.URL()+"exempt", "orders.open")
+		rig.DeclareExchange(t, node.URL()+"exempt", "orders.open", "fanout")
 		plan.Exchanges = append(plan.Exchanges, topology.Exchange{Name: "orders.open", Kind: "fanout"})
-		admin.set("everything", ".*", 7,
-			`{"message-ttl":500,"overflow":"drop-head","alternate-exchange":"amq.fanout","expires":3600000}`)
+		testbroker.SetPolicy(t, api, "policies", "exempt", "everything", ".*", definition{
+			"message-ttl": 500, "overflow": "drop-head", "alternate-exchange": "amq.fanout",
+			"expires": 3600000,
+		})
 		ran := map[string]bool{}
 		for _, f := range overruled(t, o, plan) {
 			_, command, is := strings.Cut(f.Text, "rabbitmqctl ")
@@ -175,8 +157,7 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 	t.Run("the Subscriber says it", func(t *testing.T) {
 		t.Parallel()
 		const line = "A policy of the broker may lose or misdirect messages"
-		admin := vhost{t, api, "log"}
-		admin.set("retention", ".*", 0, `{"message-ttl":50}`)
+		testbroker.SetPolicy(t, api, "policies", "log", "retention", ".*", definition{"message-ttl": 50})
 		url := node.URL() + "log"
 		client, logs := rig.OpenLogged(t, url, topology.Levels{Max: time.Hour},
 			topology.WithManagement(at.At(watcher)))
@@ -190,12 +171,6 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 			`critical: queue "orders.dlq": policy "retention" sets message-ttl to 50`)
 		require.Contains(t, logs.Text(), "alike:15", "the other wait queues")
 	})
-}
-
-func declareExchange(t testing.TB, url, name string) {
-	t.Helper()
-	require.NoError(t,
-		testbroker.Channel(t, url).ExchangeDeclare(name, "fanout", true, false, false, false, nil))
 }
 
 // The API of a cluster shows queues on too few nodes,
