@@ -77,15 +77,11 @@ func items[T any](r *answer, see func(T)) (n int, err error) {
 	return n, err
 }
 
-func each[T any](ctx context.Context, a *API, see func(T), path ...string) error {
-	return a.ask(ctx, nil, func(r *answer) error {
-		_, err := items(r, see)
+func list[T any](ctx context.Context, a *API, path ...string) (all []T, err error) {
+	err = a.ask(ctx, nil, func(r *answer) error {
+		_, err := items(r, func(item T) { all = append(all, item) })
 		return err
 	}, path...)
-}
-
-func list[T any](ctx context.Context, a *API, path ...string) (all []T, err error) {
-	err = each(ctx, a, func(item T) { all = append(all, item) }, path...)
 	return all, err
 }
 
@@ -207,20 +203,4 @@ func (a *API) Names(ctx context.Context, kind, vhost, prefix string) ([]string, 
 	found := map[string]bool{}
 	_, err := pages(ctx, a, query, func(n named) { found[n.Name] = true }, kind, vhost)
 	return slices.Sorted(maps.Keys(found)), err
-}
-
-// Consumer is a consumer of a queue.
-type Consumer struct {
-	Queue struct {
-		Name string `json:"name"`
-	} `json:"queue"`
-	Tag string `json:"consumer_tag"`
-	// Channel is [] where the broker has not looked at the channel yet.
-	Channel Object `json:"channel_details"`
-}
-
-// Consumers shows all consumers of a vhost one by one. A user without permissions in the vhost is
-// shown none.
-func (a *API) Consumers(ctx context.Context, vhost string, see func(Consumer)) error {
-	return each(ctx, a, see, "consumers", vhost)
 }

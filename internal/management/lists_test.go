@@ -102,25 +102,12 @@ func TestLists(t *testing.T) {
 	require.Len(t, bound, 2)
 	require.Equal(t, "q", bound[0].Destination)
 	require.Equal(t, management.Object{"x-match": "all"}, bound[1].Arguments)
-
-	var consumers []management.Consumer
-	api = serve(t, "/api/consumers/v", http.StatusOK, `[{"queue":{"name":"q","vhost":"v"},
-		"consumer_tag":"c","channel_details":[]}, {"queue":{"name":"q"},
-		"channel_details":{"user":"u","connection_name":"n"}}]`)
-	err = api.Consumers(t.Context(), "v", func(c management.Consumer) {
-		consumers = append(consumers, c)
-	})
-	require.NoError(t, err)
-	require.Equal(t, "c", consumers[0].Tag)
-	require.Empty(t, consumers[0].Channel)
-	require.Equal(t, "u", consumers[1].Channel["user"])
 }
 
 func TestListsThatAreNone(t *testing.T) {
 	t.Parallel()
 	for _, body := range []string{`{}`, `[`, `[{}`, `[1]`, ``} {
-		api := serve(t, "/api/consumers/v", http.StatusOK, body)
-		err := api.Consumers(t.Context(), "v", func(management.Consumer) {})
+		_, err := serve(t, "/api/nodes", http.StatusOK, body).Nodes(t.Context())
 		require.ErrorContains(t, err, "not an answer of the management API", body)
 	}
 	for body, want := range map[string]string{
@@ -139,9 +126,9 @@ func TestAnAnswerHadNoBound(t *testing.T) {
 	t.Parallel()
 	x := strings.Repeat("x", 1<<19)
 	for name, c := range map[string]struct{ begin, piece, want string }{
-		"an item": {`[{"consumer_tag":"c"},{"consumer_tag":"`, x, "an item has more than 1048576 bytes"},
+		"an item": {`[{"name":"c"},{"name":"`, x, "an item has more than 1048576 bytes"},
 		"a list": {
-			`[{"consumer_tag":"c"}`, `,{"consumer_tag":"` + x + `"}`, "it has more than 67108864 bytes",
+			`[{"name":"c"}`, `,{"name":"` + x + `"}`, "it has more than 67108864 bytes",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -157,11 +144,10 @@ func TestAnAnswerHadNoBound(t *testing.T) {
 				sent <- n
 			}))
 			t.Cleanup(server.Close)
-			api, seen := open(t, "http://u:p@"+server.Listener.Addr().String()), 0
-			err := api.Consumers(t.Context(), "v", func(management.Consumer) { seen++ })
+			seen, err := open(t, "http://u:p@"+server.Listener.Addr().String()).Nodes(t.Context())
 			require.ErrorIs(t, err, management.ErrTooLarge)
 			require.ErrorContains(t, err, c.want)
-			require.Positive(t, seen, "the items before are shown")
+			require.NotEmpty(t, seen, "the items before are shown")
 			require.Less(t, <-sent, 100<<20, "the rest is not read")
 		})
 	}

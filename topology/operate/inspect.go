@@ -56,9 +56,6 @@ type Queue struct {
 	// In and Out are messages a second that came into a queue of a View, and deliveries to its
 	// consumers, as the management API has averaged them; nil where they are not known.
 	In, Out *float64 `json:",omitempty"`
-	// Oldest is the time since which the oldest message is in a queue that keeps messages, by the
-	// message's own headers; zero where it is unknown, as without ViewOptions.Owners.
-	Oldest time.Time `json:",omitzero"`
 }
 
 // Role is the purpose of a queue in a plan.

@@ -52,8 +52,8 @@ var looks = map[string]func(context.Context, *operate.Operator, *box) error{
 
 // A policy under which a look may harm is set on all queues, as a user's and as an operator's. A
 // message that is looked at, twice, or five times with MILLPOND_LONG, stays; or the look is
-// refused. Under a delivery limit lists deleted the dead letters that they showed. A key that is new
-// in a broker fails TestNoPolicyKeyTakesAMessageThatVerifyHasNotWarnedOf.
+// refused. Under a delivery limit lists deleted the dead letters that they showed. A new key of a
+// broker fails TestNoPolicyKeyTakesAMessageThatVerifyHasNotWarnedOf.
 func TestLookingUnderAPolicyDeletesNothing(t *testing.T) {
 	t.Parallel()
 	node, api := testbroker.Managed(t, "")

@@ -130,8 +130,6 @@ type Main struct {
 	// Line is the queue in which its messages wait in the order of their keys, as with
 	// inorder.Strategy; nil if they are handled in no order.
 	Line *Queue `json:",omitempty"`
-	// Clients are its consumers.
-	Clients []Client
 	// Causes are the dead letters of Plan.Dead by cause, Keys the state of Line, and Findings those of
 	// Verify. They need ViewOptions.Messages. A dead-letter queue of several queues has its Causes at
 	// the first of them.
@@ -219,13 +217,6 @@ type Orphan struct {
 	Why string
 }
 
-// Client is a consumer of a main queue.
-type Client struct {
-	// Tag is the consumer tag, Connection the broker's name of the connection, and User its user.
-	// Connection and User are empty where the broker has not looked yet.
-	Tag, Connection, User string
-}
-
 // Unclear is one thing that the broker does not tell.
 type Unclear struct {
 	// Queue is the main queue that it is about; empty for the vhost.
@@ -242,9 +233,9 @@ type ViewOptions struct {
 	// Exact counts the ready messages and the consumers of all queues that are found by AMQP, because
 	// the management API counts seconds late. Default: false.
 	Exact bool
-	// Owners looks at the oldest message of queues that keep messages and have no consumer, with Peek:
-	// it tells since when a dead letter or a stranded message is there, and which queue's letters a
-	// queue with a name of your own keeps. A look is not done where Peek is not safe. Default: false.
+	// Owners looks at the oldest message of queues that may keep dead letters and have no consumer,
+	// with Peek: it tells which queue's letters a queue with a name of your own keeps. A look is not
+	// done where Peek is not safe. Default: false.
 	Owners bool
 	// Brakes asks which brakes are stopped. The processes answer within a second. Default: false.
 	Brakes bool
@@ -293,7 +284,6 @@ func (o *Operator) view(ctx context.Context, options ViewOptions) (v View, err e
 		return v, err
 	}
 	found := seen.derive()
-	found.readClients(ctx)
 	if found.dead(); m.Err != nil {
 		return v, m.Err
 	}

@@ -82,7 +82,7 @@ func ExampleView() {
 		Mains: []operate.Main{{
 			Queue: operate.Queue{Name: "orders"}, Waits: []operate.Wait{wait},
 			Dead: []operate.Dead{letters}, Trouble: []string{"2 dead letters"},
-			Clients: []operate.Client{{Tag: "ctag1", User: "shop"}}, Vias: []string{"events"},
+			Vias: []string{"events"},
 		}},
 		Orphans: []operate.Orphan{{Wait: wait, For: "mail", Why: `queue "mail" does not exist`}},
 		Unclear: []operate.Unclear{{Queue: "orders", Text: "the policies could not be seen"}},

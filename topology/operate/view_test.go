@@ -205,7 +205,7 @@ func TestView(t *testing.T) {
 		"way of an older version": olderWay, "levels by headers": olderLevels,
 		"steps of an older policy": olderSteps, "main queue gone": orphans, "letters": letters,
 		"stranded": stranded, "dead named by the user": withDead,
-		"users": users, "hostile": hostile, "consumers": consumers, "dead by the broker": deadByBroker,
+		"users": users, "hostile": hostile, "dead by the broker": deadByBroker,
 		"missing wait queue": missing, "a chain by hand": byHand, "several pages": pages,
 		"in order": inOrder,
 	})
@@ -434,8 +434,7 @@ func die(p place, to, queue string, at time.Time) {
 	rig.Publish(p.t, p.url, "", to, msg)
 }
 
-// The name of a dead-letter queue is known only where it is the usual one, or a letter tells. The
-// oldest letter tells since when.
+// The name of a dead-letter queue is known only where it is the usual one, or a letter tells.
 func letters(p place) {
 	named := topology.PerQueue{Dead: topology.DeadLetters{
 		Name: func(queue string) string { return "dead letters of " + queue },
@@ -471,10 +470,8 @@ func letters(p place) {
 		m, _ = v.Main("named")
 		// A look may come before the queue has the message of the last look again.
 		return dead.Total.Known() && dead.Ready.Known() && dead.Total.N == 2 && dead.Ready.N == 2 &&
-			!dead.Oldest.IsZero() && tells(v, "strange", `"strange.dlq"`) && len(m.Dead) > 0
+			dead.Evidence == operate.ByLetter && tells(v, "strange", `"strange.dlq"`) && len(m.Dead) > 0
 	})
-	require.Equal(p.t, operate.ByLetter, dead.Evidence)
-	require.True(p.t, at.Equal(dead.Oldest), dead.Oldest)
 	require.Equal(p.t, operate.Count{N: 0, Source: operate.SourceManagement}, dead.Unacked)
 	told(p.t, v, "strange", `"strange.dlq"`, `is a dead letter of queue "elsewhere"`)
 	m, _ = v.Main("strange")
@@ -485,8 +482,6 @@ func letters(p place) {
 	requirePlan(p.t, plan, m.Plan)
 	require.Len(p.t, v.Unclaimed, 1)
 	told(p.t, v, "other", "is unknown")
-	m, _ = p.find().Main("q")
-	require.Zero(p.t, m.Dead[0].Oldest, "nobody asked for a look")
 }
 
 // A message is stranded because its queue has vanished while it waited. When the exchange before a
@@ -501,7 +496,6 @@ func stranded(p place) {
 	p.provision("named", topology.PerQueue{Dead: dead}, time.Second)
 	rig.DeclareQueue(p.t, p.url, "theirs.stranded", amqp.Table{"x-queue-type": "quorum"})
 	rig.DeleteQueue(p.t, p.url, "goes")
-	before := time.Now().Add(-2 * time.Second)
 	rig.Publish(p.t, p.url, plan.WaitSteps[0].Exchange, plan.WaitSteps[0].RoutingKey, rig.Message("m"))
 	die(p, "letters.stranded", "named", time.Now())
 	const sentence = `queue "millpond.stranded" has the name and the arguments of a stranded queue`
@@ -515,14 +509,12 @@ func stranded(p place) {
 		rig.WaitFor(p.t, "the counts of the management API", func() bool {
 			v = p.look(operate.ViewOptions{Owners: true})
 			m, _ := v.Main("named")
-			return len(v.Stranded) == 2 && v.Stranded[1].Ready.N == 1 && len(m.Dead) == 1 &&
-				!v.Stranded[1].Oldest.IsZero()
+			return len(v.Stranded) == 2 && v.Stranded[1].Ready.N == 1 && len(m.Dead) == 1
 		})
 		require.Equal(p.t, byName, tells(v, "", sentence,
 			`no stranded exchange "millpond.stranded" leads into it`))
 		require.Equal(p.t, "c.stranded", v.Stranded[0].Name)
 		require.Equal(p.t, "millpond.stranded", v.Stranded[1].Name)
-		require.WithinRange(p.t, v.Stranded[1].Oldest, before, time.Now().Add(time.Second))
 		require.Len(p.t, v.Mains, 3)
 		m, _ := v.Main("stays")
 		require.Equal(p.t, !byName, slices.Contains(m.Stranded, "millpond.stranded"))
@@ -576,23 +568,6 @@ func hostile(p place) {
 			require.NoError(p.t, m.PlanErr)
 		}
 	}
-}
-
-func consumers(p place) {
-	service := rig.Start(p.t, rig.Config{
-		URL: p.url, Queue: "q", Policy: rig.Quickly(3), Handle: rig.Succeed, Keep: true,
-	})
-	p.provision("idle", topology.PerQueue{}, time.Second)
-	var m operate.Main
-	rig.WaitFor(p.t, "the consumer in the list", func() bool {
-		m = p.main("q")
-		return len(m.Clients) == 1 && m.Clients[0].User != "" && m.Consumers.Known() && m.Consumers.N == 1
-	})
-	require.Equal(p.t, "guest", m.Clients[0].User)
-	require.NotEmpty(p.t, m.Clients[0].Tag)
-	require.Contains(p.t, m.Clients[0].Connection, "->")
-	require.Empty(p.t, p.main("idle").Clients)
-	service.Stop()
 }
 
 // The broker's own dead-lettering of a main queue leads to other queues than millpond's.

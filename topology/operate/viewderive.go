@@ -27,8 +27,7 @@ type derivation struct {
 	placed              map[string]bool // wait queues of which it is known where they lead
 	mains               map[string]*parts
 	stranded, unclaimed map[string]bool
-	strandedByName      map[string]bool      // no exchange shows it
-	oldest              map[string]time.Time // by queue
+	strandedByName      map[string]bool // no exchange shows it
 	orphans             []Orphan
 	tables              map[any]amqp.Table // see tableOf
 }
@@ -36,8 +35,7 @@ type derivation struct {
 func (s *seen) derive() *derivation {
 	d := &derivation{
 		seen: s, waits: s.waitQueues(), byName: map[string]*waitQueue{}, placed: map[string]bool{},
-		mains: map[string]*parts{}, stranded: map[string]bool{}, oldest: map[string]time.Time{},
-		tables: map[any]amqp.Table{},
+		mains: map[string]*parts{}, stranded: map[string]bool{}, tables: map[any]amqp.Table{},
 	}
 	through := map[string][]*waitQueue{} // by the exchange that their messages return through
 	for _, w := range d.waits {
@@ -751,11 +749,10 @@ func (d *derivation) deadTargets(exchange, key string, fixed bool) (to []string,
 	return to, ""
 }
 
-// peek looks at the oldest message of each queue that keeps messages.
+// peek looks at the oldest message of each queue that may keep dead letters.
 func (d *derivation) peek(ctx context.Context, o *Operator) error {
 	owners := map[string]*parts{} // by dead-letter queue, where a name alone tells
-	queues := maps.Clone(d.stranded)
-	maps.Copy(queues, d.unclaimed)
+	queues := maps.Clone(d.unclaimed)
 	maps.Copy(queues, d.strandedByName)
 	for _, m := range d.mains {
 		for _, dead := range m.Dead {
@@ -780,12 +777,8 @@ func (d *derivation) peek(ctx context.Context, o *Operator) error {
 		case len(messages) == 0:
 			continue
 		}
-		l := newLetter(messages[0], 1)
-		if d.oldest[name] = l.DeadAt; l.DeadAt.IsZero() {
-			d.oldest[name], _ = lastDeath(&messages[0])["time"].(time.Time)
-		}
-		if _, state := header.ParseDead(textOf(&messages[0])); state.Reason != "" {
-			d.proven(name, l.Queue, owners[name])
+		if queue, state := header.ParseDead(textOf(&messages[0])); state.Reason != "" {
+			d.proven(name, queue, owners[name])
 		}
 	}
 	return nil
@@ -864,9 +857,6 @@ func (d *derivation) result() View {
 	for _, name := range slices.Sorted(maps.Keys(d.mains)) {
 		m := d.mains[name]
 		m.finish(d)
-		for i := range m.Dead {
-			m.Dead[i].Oldest = d.oldest[m.Dead[i].Name]
-		}
 		if isNowhere(m.Plan.Dead) {
 			d.tell(name, "the queue that keeps the dead letters of queue %q is unknown: there is no "+
 				"queue %q, and nothing shows another", name, name+".dlq")
@@ -881,10 +871,10 @@ func (d *derivation) result() View {
 			name, name)
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.stranded)) {
-		v.Stranded = append(v.Stranded, d.kept(name))
+		v.Stranded = append(v.Stranded, d.counts(name))
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.unclaimed)) {
-		v.Unclaimed = append(v.Unclaimed, d.kept(name))
+		v.Unclaimed = append(v.Unclaimed, d.counts(name))
 	}
 	slices.SortFunc(v.Orphans, func(a, b Orphan) int { return strings.Compare(a.Name, b.Name) })
 	v.Unclear = append(v.Unclear, d.unclear...)
@@ -907,13 +897,6 @@ func (d *derivation) forDead() map[string]management.Object {
 		}
 	}
 	return queues
-}
-
-// kept returns a queue that keeps messages.
-func (d *derivation) kept(name string) Queue {
-	q := d.counts(name)
-	q.Oldest = d.oldest[name]
-	return q
 }
 
 // sameDelay names wait queues of one delay, of which one may be older than the other.

@@ -65,7 +65,9 @@ func look(ctx context.Context, m *policies.Manager, vhost string) (*seen, error)
 	s.note(settled, "exchanges")
 	s.follow(waits)
 	if m.Policies() == nil {
-		s.unseen("policies", m.PolicyErr)
+		s.unclear = append(s.unclear, Unclear{
+			Text: fmt.Sprintf("the policies of vhost %q could not be seen: %v", vhost, m.PolicyErr),
+		})
 	}
 	return s, ctx.Err()
 }
@@ -180,8 +182,9 @@ func (s *seen) anyKeeps() bool {
 // all strategies do.
 func (s *seen) follow(waits []*waitQueue) {
 	var open []string
+	returns := map[string]bool{} // exchanges that messages come back through
 	for _, w := range waits {
-		open = append(open, w.exchange)
+		open, returns[w.exchange] = append(open, w.exchange), true
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.exchanges)) {
 		if s.alternate(name) == name {
@@ -189,10 +192,6 @@ func (s *seen) follow(waits []*waitQueue) {
 		}
 	}
 	read := map[string]bool{"": true}
-	returns := map[string]bool{} // exchanges that messages come back through
-	for _, w := range waits {
-		returns[w.exchange] = true
-	}
 	for len(open) > 0 {
 		name := open[0]
 		open = open[1:]
@@ -236,30 +235,6 @@ func bindingOf(exchange string, b management.Bound) topology.Binding {
 		}
 	}
 	return found
-}
-
-// unseen notes the reason why something could not be seen beside the rest.
-func (s *seen) unseen(name string, err error) {
-	s.unclear = append(s.unclear, Unclear{
-		Text: fmt.Sprintf("the %s of vhost %q could not be seen: %v", name, s.vhost, err),
-	})
-}
-
-// readClients reads the consumers of the main queues.
-func (d *derivation) readClients(ctx context.Context) {
-	err := d.manager.API.Consumers(ctx, d.vhost, func(c management.Consumer) {
-		m := d.mains[c.Queue.Name]
-		if m == nil {
-			return
-		}
-		client := Client{Tag: c.Tag}
-		client.Connection, _ = c.Channel["connection_name"].(string)
-		client.User, _ = c.Channel["user"].(string)
-		m.Clients = append(m.Clients, client)
-	})
-	if err != nil {
-		d.unseen("consumers", err)
-	}
 }
 
 // table returns arguments as the client library writes them.
