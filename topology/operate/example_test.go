@@ -14,6 +14,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/keys"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -104,7 +105,8 @@ func ExampleOperator_StopBrake() {
 	shared, err := operator.StopBrake(ctx, "payments", "anna", "the provider moves", limit)
 	log.Print(shared, err) // false: no service that is up has this brake
 	// … the provider moves …
-	state, err := operator.Brake(ctx, "payments")
+	var state header.BrakeState
+	state, err = operator.Brake(ctx, "payments")
 	log.Printf("stopped since %v by %s; %s probes: %v", state.Since, state.By, state.Prober, err)
 	log.Print(operator.StartBrake(ctx, "payments", "anna"))
 }
