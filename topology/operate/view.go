@@ -473,15 +473,12 @@ func ManagementURL(amqpURL string, plain bool) (string, error) {
 	if from.Scheme == "amqps" {
 		return u.String(), nil
 	}
-	if !plain && !isLoopback(from.Host) {
+	loopback := from.Host == "localhost" || net.ParseIP(from.Host).IsLoopback()
+	if !plain && !loopback {
 		return "", fmt.Errorf("management API: the AMQP URL of host %q is not encrypted, and http "+
 			"would send the password in the clear: name an https address, as in "+
 			"https://user:password@%s, or ask for plain http", from.Host, u.Host)
 	}
 	u.Scheme, u.Host = "http", net.JoinHostPort(from.Host, "15672")
 	return u.String(), nil
-}
-
-func isLoopback(host string) bool {
-	return host == "localhost" || net.ParseIP(host).IsLoopback()
 }

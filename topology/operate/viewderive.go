@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
@@ -637,19 +636,14 @@ func (d *derivation) level(
 	}
 	p.levels = append(p.levels, routes)
 	for _, w := range c.waits {
-		p.step(d, w, routeOf(routes, w.delay), Levels, shared)
+		plan := topology.Plan{Levels: &routes}
+		route, _ := plan.Route(topology.Retry{Delay: w.delay}) // levels always have a route
+		p.step(d, w, route, Levels, shared)
 	}
 }
 
 // defaultTolerance of topology.Levels.
 const defaultTolerance = 0.01
-
-// routeOf returns the route of one level.
-func routeOf(routes topology.LevelRoutes, delay time.Duration) topology.Route {
-	plan := topology.Plan{Levels: &routes}
-	route, _ := plan.Route(topology.Retry{Delay: delay}) // levels always have a route
-	return route
-}
 
 // dead finds the queues that keep dead letters. millpond publishes a dead letter to a queue by its
 // name, so that no argument and no binding shows which one.

@@ -140,7 +140,9 @@ func (s *seen) waitQueues() []*waitQueue {
 		w.key, w.fixed = q.Arguments["x-dead-letter-routing-key"].(string)
 		waits = append(waits, w)
 	}
-	slices.SortFunc(waits, compareWaits)
+	slices.SortFunc(waits, func(a, b *waitQueue) int {
+		return cmp.Or(cmp.Compare(a.delay, b.delay), cmp.Compare(a.name, b.name))
+	})
 	return waits
 }
 
@@ -267,8 +269,4 @@ func tableField(value any) any {
 		return list
 	}
 	return value
-}
-
-func compareWaits(a, b *waitQueue) int {
-	return cmp.Or(cmp.Compare(a.delay, b.delay), cmp.Compare(a.name, b.name))
 }
