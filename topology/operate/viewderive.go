@@ -28,13 +28,12 @@ type derivation struct {
 	stranded, unclaimed map[string]bool
 	strandedByName      map[string]bool // no exchange shows it
 	orphans             []Orphan
-	tables              map[any]amqp.Table // see tableOf
 }
 
 func (s *seen) derive() *derivation {
 	d := &derivation{
 		seen: s, waits: s.waitQueues(), byName: map[string]*waitQueue{}, placed: map[string]bool{},
-		mains: map[string]*parts{}, stranded: map[string]bool{}, tables: map[any]amqp.Table{},
+		mains: map[string]*parts{}, stranded: map[string]bool{},
 	}
 	through := map[string][]*waitQueue{} // by the exchange that their messages return through
 	for _, w := range d.waits {
@@ -406,7 +405,7 @@ func (p *parts) exchange(d *derivation, name string) {
 	p.has[exchangeName(name)] = true
 	e := d.exchanges[name]
 	p.Plan.Exchanges = append(p.Plan.Exchanges, topology.Exchange{
-		Name: name, Kind: e.Kind, AutoDelete: e.AutoDelete, Arguments: d.tableOf(exchangeName(name)),
+		Name: name, Kind: e.Kind, AutoDelete: e.AutoDelete, Arguments: amqp.Table(e.Arguments),
 	})
 }
 
@@ -425,7 +424,7 @@ func (p *parts) wait(d *derivation, w *waitQueue, strategy Strategy, shared bool
 	p.has[w.name] = true
 	p.Waits = append(p.Waits, Wait{d.waitCounts(w), strategy, shared})
 	p.Plan.Queues = append(p.Plan.Queues, topology.Queue{
-		Name: w.name, Delay: w.delay, Arguments: d.tableOf(w.name),
+		Name: w.name, Delay: w.delay, Arguments: amqp.Table(d.queues[w.name].Arguments),
 	})
 }
 
@@ -442,7 +441,9 @@ func (p *parts) step(
 func (p *parts) keep(d *derivation, name string) {
 	if !p.has[name] {
 		p.has[name] = true
-		p.keeps = append(p.keeps, topology.Queue{Name: name, Arguments: d.tableOf(name), Adopt: true})
+		p.keeps = append(p.keeps, topology.Queue{
+			Name: name, Arguments: amqp.Table(d.queues[name].Arguments), Adopt: true,
+		})
 	}
 }
 
@@ -499,7 +500,7 @@ func (p *parts) finish(d *derivation) {
 	m.Plan.Queues = append(m.Plan.Queues, p.keeps...)
 	if m.Line != nil {
 		m.Plan.Queues = append(m.Plan.Queues, topology.Queue{
-			Name: m.Line.Name, Arguments: d.tableOf(m.Line.Name),
+			Name: m.Line.Name, Arguments: amqp.Table(d.queues[m.Line.Name].Arguments),
 		})
 	}
 	for through, exchanges := range p.vias {
@@ -524,23 +525,6 @@ func (p *parts) finish(d *derivation) {
 			"service uses: the plan has the wait queues of all", len(p.levels), m.Name)
 	}
 	m.PlanErr = topology.ValidatePlan(m.Plan)
-}
-
-// tableOf returns the arguments of a queue, or of an exchange by its exchangeName. All plans have
-// the same table, which must not be written to.
-func (d *derivation) tableOf(name any) amqp.Table {
-	if t, ok := d.tables[name]; ok {
-		return t
-	}
-	var t amqp.Table
-	switch name := name.(type) {
-	case string:
-		t = table(d.queues[name].Arguments)
-	case exchangeName:
-		t = table(d.exchanges[string(name)].Arguments)
-	}
-	d.tables[name] = t
-	return t
 }
 
 // chain is the levels of topology.Levels behind one entry exchange.
@@ -836,7 +820,7 @@ func (v View) WithDead(main Main, queue string) (topology.Plan, error) {
 		return q.Delay == 0 && (q.Name == before || q.Name == queue)
 	})
 	plan.Queues = append(plan.Queues, topology.Queue{
-		Name: queue, Arguments: table(arguments), Adopt: true,
+		Name: queue, Arguments: amqp.Table(arguments), Adopt: true,
 	})
 	return plan, nil
 }

@@ -58,7 +58,10 @@ func look(ctx context.Context, m *policies.Manager, vhost string) (*seen, error)
 	if len(waits) == 0 && !s.anyKeeps() {
 		return s, nil
 	}
-	settled, err = m.API.Exchanges(ctx, vhost, func(e management.Exchange) { s.exchanges[e.Name] = e })
+	settled, err = m.API.Exchanges(ctx, vhost, func(e management.Exchange) {
+		e.Arguments = management.Object(table(e.Arguments))
+		s.exchanges[e.Name] = e
+	})
 	if err != nil {
 		return nil, s.wayIn(err)
 	}
@@ -89,14 +92,14 @@ func (s *seen) note(settled bool, what string) {
 	}
 }
 
-// see keeps a queue. All queues with the same arguments have one map, because there may be very
-// many.
+// see keeps a queue. All queues with the same arguments have one table, because there may be very
+// many. Plans have it, too, so it must not be written to.
 func (s *seen) see(q management.Queue, same map[string]management.Object) {
 	key, _ := json.Marshal(q.Arguments) // never fails: it came as JSON
-	if arguments, ok := same[string(key)]; ok {
-		q.Arguments = arguments
+	if _, ok := same[string(key)]; !ok {
+		same[string(key)] = management.Object(table(q.Arguments))
 	}
-	same[string(key)] = q.Arguments
+	q.Arguments = same[string(key)]
 	s.queues[q.Name] = q
 }
 
