@@ -460,7 +460,7 @@ func (s *governed) handle(msg *message.Message, c keyCase) error {
 	id := string(msg.Payload)
 	queue, number, _ := strings.Cut(id, "/")
 	n, err := strconv.Atoi(number)
-	if queue != s.queue || err != nil {
+	if own := queue == s.queue && err == nil; !own {
 		return nil // its own service misses it
 	}
 	s.mu.Lock()

@@ -137,7 +137,7 @@ func (v *verifier) verify(ctx context.Context, conn *link.Conn) error {
 	if err := v.exchanges(); err != nil {
 		return err
 	}
-	if err := v.report.count(ctx, v.run, v.manager, v.audited, v.queue); err != nil {
+	if err := v.report.count(ctx, v.run, v.manager, v.audited, v.member); err != nil {
 		return err
 	}
 	v.delayed()
@@ -276,20 +276,27 @@ func (v *verifier) conflict(c *topology.ConflictError, adopt bool) {
 	v.critical(Conflicting, c.Kind, c.Name, "%s", text)
 }
 
-// queue looks at one queue of the plan. shown says that the management API shows it.
-func (v *verifier) queue(
+// member looks at one queue of the plan. shown says that the management API shows it.
+func (v *verifier) member(
 	q audit.Member, found amqp.Queue, refused error, info management.Queue, shown bool,
-) (err error) {
-	if audit.IsCode(refused, amqp.NotFound) {
+) error {
+	switch {
+	case refused == nil:
+		return v.queue(q, found, info, shown)
+	case audit.IsCode(refused, amqp.NotFound):
 		v.mainMissing = v.mainMissing || q.Role == audit.RoleMain
 		v.critical(Missing, "queue", q.Name, "does not exist or cannot be reached%s", v.whileMissing(q))
-		return nil
-	}
-	if refused != nil {
+	default:
 		v.critical(Conflicting, "queue", q.Name, "is exclusive to another connection, and gone with "+
 			"it: declare it durable and not exclusive")
-		return nil
 	}
+	return nil
+}
+
+// queue looks at one queue of the plan, which exists.
+func (v *verifier) queue(
+	q audit.Member, found amqp.Queue, info management.Queue, shown bool,
+) (err error) {
 	if q.Role == audit.RoleWait && found.Consumers > 0 {
 		v.critical(Consumed, "queue", q.Name, "is consumed, by %d: that takes messages before their "+
 			"wait is over; stop it", found.Consumers)

@@ -27,8 +27,9 @@ const waitQueue = `{"name":"q.wait.1s","type":"quorum","arguments":{"x-queue-typ
 	"x-delivery-limit":2147483647,"x-message-ttl":1000,"x-dead-letter-strategy":"at-least-once",
 	"x-overflow":"reject-publish","x-dead-letter-exchange":"","x-dead-letter-routing-key":"q"}}`
 
-// A page that has fewer queues than it says is uncertain. Policies that cannot be seen are told. Without exchanges nothing is known: the error names the address, and never a vhost
-// without millpond is shown.
+// A page that has fewer queues than it says is uncertain. Policies that cannot be seen are told.
+// Without exchanges nothing is known: the error names the address, and never a vhost without
+// millpond is shown.
 func TestWhatCannotBeSeenIsTold(t *testing.T) {
 	t.Parallel()
 	var noExchanges atomic.Bool
