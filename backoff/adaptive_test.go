@@ -208,33 +208,6 @@ func TestAdaptiveEndsWithItsPolicy(t *testing.T) {
 		"5 wait queues instead of 1; a smaller Most needs fewer"}, backoff.Remarks(ends))
 }
 
-// A limit on the age sees the longer delay, as the comment of Adaptive says.
-func TestAdaptiveUnderAnAgeLimit(t *testing.T) {
-	t.Parallel()
-	first := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	failure := backoff.Failure{Count: 1, First: first, Now: first}
-	for name, test := range map[string]struct {
-		policy func(backoff.Policy) backoff.Policy
-		want   time.Duration // 0: no retry
-	}{
-		"MaxAge": {func(p backoff.Policy) backoff.Policy {
-			return backoff.MaxAge{Policy: p, Age: 30 * s}
-		}, 0},
-		"MaxAge of Most times the delay": {func(p backoff.Policy) backoff.Policy {
-			return backoff.MaxAge{Policy: p, Age: 80 * s}
-		}, 80 * s},
-		"MaxAge around a Cap": {func(p backoff.Policy) backoff.Policy {
-			return backoff.MaxAge{Policy: backoff.Cap{Policy: p, Max: 30 * s}, Age: 30 * s}
-		}, 30 * s},
-	} {
-		wait, retry := test.policy(backoff.Adaptive{
-			Policy: backoff.List{10 * s}, Health: knows(backoff.Recent{Attempts: 1000, Failed: 1000}),
-		}).Delay(failure)
-		assert.Equal(t, test.want > 0, retry, name)
-		assert.Equal(t, test.want, wait, name)
-	}
-}
-
 // A jitter inside has its wait steps multiplied, so that no drawn delay is above the last of them.
 func TestAdaptiveAroundAJitter(t *testing.T) {
 	t.Parallel()

@@ -1,7 +1,6 @@
 package backoff_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -210,40 +209,25 @@ func TestByErrorLeavesTheSlicesAlone(t *testing.T) {
 	assert.Equal(t, list, cases[0].Policy)
 }
 
-func TestIs(t *testing.T) {
+// The rest of Is and As is that of package errors.
+func TestIsAndAs(t *testing.T) {
 	t.Parallel()
-	match := backoff.Is(io.EOF)
-	assert.True(t, match(io.EOF))
-	assert.True(t, match(fmt.Errorf("read: %w", io.EOF)))
-	assert.True(t, match(errors.Join(errBroken, io.EOF)))
-	assert.False(t, match(io.ErrUnexpectedEOF))
-	assert.False(t, match(errors.New("EOF")))
-	assert.False(t, match(nil))
-	assert.Nil(t, backoff.Is(nil), "would match nothing, or no error")
-}
-
-func TestAs(t *testing.T) {
-	t.Parallel()
-	database, orders := backoff.As[*databaseError](), &databaseError{"orders"}
-	for _, test := range []struct {
-		name  string
+	eof, database, orders := backoff.Is(io.EOF), backoff.As[*databaseError](), &databaseError{"orders"}
+	for name, test := range map[string]struct {
 		match func(error) bool
 		err   error
 		want  bool
 	}{
-		{"pointer", database, orders, true},
-		{"wrapped", database, fmt.Errorf("save: %w", orders), true},
-		{"joined", database, errors.Join(io.EOF, orders), true},
-		{"value", backoff.As[valueError](), valueError{7}, true},
-		{"pointer, asked for a value", backoff.As[valueError](), &valueError{7}, false},
-		{"value, asked for a pointer", backoff.As[*valueError](), valueError{7}, false},
-		{"interface", backoff.As[net.Error](), &net.DNSError{}, true},
-		{"interface, not implemented", backoff.As[net.Error](), io.EOF, false},
-		{"deadline is a net.Error", backoff.As[net.Error](), context.DeadlineExceeded, true},
-		{"any error", backoff.As[error](), io.EOF, true},
-		{"other type", database, valueError{7}, false},
-		{"nil", backoff.As[error](), nil, false},
+		"value, joined":                 {eof, errors.Join(errBroken, io.EOF), true},
+		"another value":                 {eof, errors.New("EOF"), false},
+		"no error":                      {eof, nil, false},
+		"pointer, wrapped":              {database, fmt.Errorf("save: %w", orders), true},
+		"pointer, asked for a value":    {backoff.As[valueError](), &valueError{7}, false},
+		"interface":                     {backoff.As[net.Error](), &net.DNSError{}, true},
+		"interface, not implemented":    {backoff.As[net.Error](), io.EOF, false},
+		"no error for any error's type": {backoff.As[error](), nil, false},
 	} {
-		assert.Equal(t, test.want, test.match(test.err), test.name)
+		assert.Equal(t, test.want, test.match(test.err), name)
 	}
+	assert.Nil(t, backoff.Is(nil), "would match nothing, or no error")
 }

@@ -134,20 +134,6 @@ func ExampleMaxMatchCount() {
 	// 8
 }
 
-func ExampleExponential() {
-	policy := backoff.Exponential{Initial: time.Second, Factor: 10, Max: 500 * time.Second, Retries: 5}
-	for count := 1; count <= 6; count++ {
-		fmt.Println(policy.Delay(backoff.Failure{Count: count}))
-	}
-	// Output:
-	// 1s true
-	// 10s true
-	// 1m40s true
-	// 8m20s true
-	// 8m20s true
-	// 0s false
-}
-
 func ExampleLimit() {
 	policy := backoff.Limit{Policy: backoff.Exponential{Initial: time.Second, Factor: 3}, Retries: 2}
 	fmt.Println(policy.Delay(backoff.Failure{Count: 2}))

@@ -236,12 +236,6 @@ func (p foreign) Delay(f backoff.Failure) (time.Duration, bool) {
 	return p.wait, p.retry
 }
 
-func TestMaxDelayIsTenYears(t *testing.T) {
-	t.Parallel()
-	assert.Equal(t, int64(315_360_000_000), backoff.MaxDelay.Milliseconds())
-	assert.Equal(t, 10*365*24*time.Hour, backoff.MaxDelay)
-}
-
 func TestPolicyFunc(t *testing.T) {
 	t.Parallel()
 	requireSeries(t, backoff.PolicyFunc(nil), "")
@@ -277,29 +271,6 @@ func TestPolicyFunc(t *testing.T) {
 			assert.Equal(t, test.wait, wait)
 			assert.Equal(t, test.wait != 0, retry)
 		})
-	}
-}
-
-func TestNextBoundsForeignPolicies(t *testing.T) {
-	t.Parallel()
-	for _, test := range []struct {
-		name   string
-		policy backoff.Policy
-		wait   time.Duration // 0: no retry
-	}{
-		{"within", foreign{wait: 3 * s, retry: true}, 3 * s},
-		{"negative", foreign{wait: math.MinInt64, retry: true}, ms},
-		{"zero", foreign{retry: true}, ms},
-		{"too long", foreign{wait: math.MaxInt64, retry: true}, 87_600 * time.Hour},
-		{"no retry", foreign{wait: s}, 0},
-		{"nil", nil, 0},
-		{"nil pointer", (*backoff.Exponential)(nil), 0},
-		{"nil func", backoff.PolicyFunc(nil), 0},
-		{"nil list", backoff.List(nil), 0},
-	} {
-		wait, retry := backoff.Next(test.policy, ofCount(2))
-		assert.Equal(t, test.wait, wait, test.name)
-		assert.Equal(t, test.wait != 0, retry, test.name)
 	}
 }
 
@@ -474,18 +445,6 @@ func TestValidateForeign(t *testing.T) {
 	require.ErrorIs(t, backoff.Validate(limit(talkative{}, 0)), errTalkative)
 }
 
-func TestValidateReportsEverything(t *testing.T) {
-	t.Parallel()
-	err := backoff.Validate(unbounded(capped(limit(exponential(time.Hour, 0.5, s, -2), -1), 0)))
-	require.EqualError(t, err, `backoff.Cap: Max 0s is not positive: use Policy without `+
-		`backoff.Cap for no cap
-backoff.Limit: Retries -1 is negative: use 0 to never retry
-backoff.Exponential: Factor 0.5 is not a finite number of at least 1: `+
-		`use 2 to double each delay, backoff.Constant for equal delays
-backoff.Exponential: Max 1s is below Initial 1h0m0s: raise Max or lower Initial
-backoff.Exponential: Retries -2 is negative: use backoff.None to never retry, 0 for no end`)
-}
-
 func TestCheckEnd(t *testing.T) {
 	t.Parallel()
 	const unknown = ": policy is not known to stop retrying: "
@@ -496,6 +455,18 @@ func TestCheckEnd(t *testing.T) {
 		{"exponential", exponential(s, 2, 0, 1), ""},
 		{"fibonacci", fibonacci(s, 0, 1), ""},
 		{"foreign that never retries", never{}, ""},
+		{"cap of nil", capped(nil, s), ""},
+		{"cap of unbounded", capped(unbounded(doubling), s), ""},
+		{"jitter of unbounded", full(unbounded(doubling)), ""},
+		{
+			"jitter without end", full(doubling),
+			"backoff.Exponential" + unknown + "set Retries, " + waysOut,
+		},
+		{"cap without end", capped(foreign{}, s), "backoff_test.foreign" + unknown + waysOut},
+		{
+			"decorrelated without end", decorrelated(s, 0, 0),
+			"backoff.DecorrelatedJitter" + unknown + "set Retries, " + waysOut,
+		},
 		{
 			"constant without end", constantly(s, 0),
 			"backoff.Constant" + unknown + "set Retries, " + waysOut,

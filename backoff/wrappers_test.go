@@ -47,17 +47,6 @@ func TestWrappersValidate(t *testing.T) {
 	}...)
 }
 
-func TestCapCheckEnd(t *testing.T) {
-	t.Parallel()
-	require.NoError(t, backoff.CheckEnd(capped(backoff.List{s}, s)))
-	require.NoError(t, backoff.CheckEnd(capped(unbounded(constantly(s, 0)), s)))
-	require.NoError(t, backoff.CheckEnd(capped(nil, s)), "never retries")
-	endless := linear(s, s, 0, 0)
-	require.Equal(t, backoff.CheckEnd(endless), backoff.CheckEnd(capped(endless, s)))
-	require.ErrorIs(t, backoff.CheckEnd(capped(foreign{}, s)), backoff.ErrNoEnd)
-	require.NoError(t, backoff.CheckEnd(limit(foreign{}, 1)))
-}
-
 // embeds changes the delays of the policy it embeds, and lists its own.
 type embeds struct{ backoff.Constant }
 
