@@ -14,7 +14,6 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
-	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
 func TestAccessorsWithoutADelivery(t *testing.T) {
@@ -23,31 +22,6 @@ func TestAccessorsWithoutADelivery(t *testing.T) {
 	assert.Equal(t, 1, middleware.Attempt(ctx))
 	assert.False(t, middleware.LastAttempt(ctx))
 	assert.Zero(t, middleware.StateOf(ctx))
-}
-
-func TestAccessorsOnEachAttempt(t *testing.T) {
-	t.Parallel()
-	broker := newBroker()
-	var attempts, past []int
-	var last, failed []bool
-	var first []time.Time
-	result := broker.Run(newRetry(t, broker).Middleware(consumer(func(msg *message.Message) error {
-		ctx := msg.Context()
-		attempts = append(attempts, middleware.Attempt(ctx))
-		last = append(last, middleware.LastAttempt(ctx))
-		s := middleware.StateOf(ctx)
-		first, failed = append(first, s.FirstFailure), append(failed, !s.FirstFailure.IsZero())
-		past = append(past, len(s.History))
-		assert.Equal(t, "shop order.created", s.OriginExchange+" "+s.OriginRoutingKey)
-		return errBoom
-	})), newMessage(delivery{State: state{OriginExchange: "shop", OriginRoutingKey: "order.created"}}))
-
-	require.Equal(t, middlewaretest.DeadLettered, result.Outcome)
-	assert.Equal(t, []int{1, 2, 3}, attempts)
-	assert.Equal(t, []int{0, 1, 2}, past)
-	assert.Equal(t, []bool{false, false, true}, last)
-	assert.Equal(t, []bool{false, true, true}, failed)
-	assert.Equal(t, 10*time.Second, first[1].Sub(first[2]), "the first failure stays the same")
 }
 
 func TestLastAttemptGoesByAllLimits(t *testing.T) {

@@ -41,10 +41,15 @@ type decided struct {
 	want   outcome
 }
 
-func testDecide(t *testing.T, tests map[string]decided) {
+func testDecide(
+	t *testing.T, tests map[string]decided, given ...func(time.Duration) time.Duration,
+) {
 	t.Helper()
 	for name, test := range tests {
 		f := failure{err: errTest, mark: test.mark, state: test.state, now: noon}
+		if given != nil {
+			f.given = given[0]
+		}
 		got := test.limits.decide(f)
 		test.want.first = noon
 		if first := test.state.FirstFailure; !first.IsZero() && first.Before(noon) {
@@ -146,52 +151,21 @@ func TestDecide(t *testing.T) {
 // A delay that no wait queue has exactly comes later than asked, and may come too late.
 func TestLimitsCountTheDelayThatIsGiven(t *testing.T) {
 	t.Parallel()
-	toTheMinute := func(asked time.Duration) time.Duration {
-		return (asked + minute - 1).Truncate(minute)
-	}
-	retryable, snoozed := mark{class: header.ClassRetryable}, snoozeFor(2*second)
-	policy := backoff.List{2 * second}
-	for name, test := range map[string]struct {
-		limits limits
-		mark   mark
-		state  header.RetryState
-		want   outcome
-	}{
-		"age: in time": {
-			limits{policy: policy, maxAge: minute}, retryable, state{}, outcome{delay: 2 * second},
-		},
-		"age: too late": {
-			limits{policy: policy, maxAge: minute - 1}, retryable, state{}, outcome{reason: tooOld},
-		},
-		"deadline: in time": {
-			limits{policy: policy}, retryable, state{Deadline: noon.Add(minute)}, outcome{delay: 2 * second},
-		},
-		"deadline: too late": {
-			limits{policy: policy}, retryable, state{Deadline: noon.Add(minute - 1)}, outcome{reason: late},
-		},
-		"Snooze: in time": {
-			limits{policy: policy, maxSnooze: minute},
-			snoozed,
-			state{},
-			outcome{delay: 2 * second, snoozed: true},
-		},
-		"Snooze: over its limit": {
-			limits{
-				policy: policy, maxSnooze: minute - 1,
-			}, snoozed, state{}, outcome{delay: 2 * second, overdue: true},
-		},
-		"Snooze: past the deadline": {
-			limits{
-				policy: policy, maxSnooze: hour,
-			}, snoozed, state{Deadline: noon.Add(minute - 1)}, outcome{reason: late},
-		},
-	} {
-		got := test.limits.decide(
-			failure{err: errTest, mark: test.mark, state: test.state, now: noon, given: toTheMinute},
-		)
-		test.want.count, test.want.first = 1, noon
-		assert.Equal(t, test.want, got, name)
-	}
+	policy, wait := backoff.List{2 * second}, 2*second
+	list := limits{policy: policy, maxSnooze: hour}
+	inTime, old := limits{policy: policy, maxAge: minute}, limits{policy: policy, maxAge: minute - 1}
+	once := limits{policy: policy, maxSnooze: minute}
+	briefly := limits{policy: policy, maxSnooze: minute - 1}
+	fails, snooze := after(0), snoozeFor(wait)
+	testDecide(t, map[string]decided{
+		"age: in time":              {inTime, fails, state{}, again(wait, 1)},
+		"age: too late":             {old, fails, state{}, dead(tooOld, 1)},
+		"deadline: in time":         {list, fails, due(minute), again(wait, 1)},
+		"deadline: too late":        {list, fails, due(minute - 1), dead(late, 1)},
+		"Snooze: in time":           {once, snooze, state{}, snoozed(wait, 1)},
+		"Snooze: over its limit":    {briefly, snooze, state{}, overdue(wait, 1)},
+		"Snooze: past the deadline": {list, snooze, due(minute - 1), dead(late, 1)},
+	}, func(asked time.Duration) time.Duration { return (asked + minute - 1).Truncate(minute) })
 }
 
 func TestPolicyIsShownTheWholeFailure(t *testing.T) {
@@ -414,14 +388,9 @@ func TestRetriesThatDelayedRetryMayGrant(t *testing.T) {
 		policy backoff.Policy
 		want   int // -1: not known
 	}{
-		"list":                       {two, 2},
-		"no end":                     {endless, -1},
-		"func":                       {backoff.PolicyFunc(two.Delay), -1},
 		"by error, short":            {choice(two, backoff.None{}), 99},
 		"by error, a long case":      {choice(long, two), 200},
-		"by error, long":             {backoff.ByError{Default: long}, 200},
 		"by error, case without end": {choice(endless, two), -1},
-		"by error without end":       {choice(two, endless), -1},
 		"by error in a limit":        {backoff.Limit{Policy: choice(two, endless), Retries: 4}, 4},
 		"by error in a high limit":   {backoff.Limit{Policy: choice(two, two), Retries: 4}, 4},
 	} {

@@ -7,10 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/url"
-	"os"
-	"syscall"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
@@ -34,16 +31,6 @@ func ExampleNetworkErrors() {
 		middleware.WithDefaultClass(header.ClassPermanent),
 	)
 	// Output: dead-lettered (permanent) after 2 attempts, delays 1s
-}
-
-// A refused connection alone: no process listens at that address.
-func ExampleRetryableErrors_refused() {
-	err := &net.OpError{
-		Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED),
-	}
-	class, ok := middleware.RetryableErrors(syscall.ECONNREFUSED).Classify(err)
-	fmt.Println(class, ok)
-	// Output: retryable true
 }
 
 // The end of a Timeout middleware, or of a context of the handler.

@@ -1,12 +1,8 @@
 package middleware_test
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"net/http"
-	"net/http/httptest"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
@@ -47,28 +43,4 @@ func ExampleWithClassifier() {
 	// card_stolen: dead-lettered (permanent) after 1 attempt
 	// try_later: dead-lettered (exhausted) after 2 attempts, delays 1s
 	// new_code: dead-lettered (permanent) after 1 attempt
-}
-
-// A server answers 429 with a Retry-After: the message waits at least as long.
-func ExampleRetryAfter_tooManyRequests() {
-	calls := 0
-	shop := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		if calls++; calls < 3 {
-			w.Header().Set("Retry-After", "30")
-			w.WriteHeader(http.StatusTooManyRequests)
-		}
-	}))
-	defer shop.Close()
-	run(func(msg *message.Message) error {
-		resp, err := shop.Client().Post(shop.URL, "text/plain", bytes.NewReader(msg.Payload))
-		if err != nil {
-			return err
-		}
-		defer resp.Body.Close()
-		if resp.StatusCode == http.StatusTooManyRequests {
-			return middleware.RetryAfterHeader(errors.New(resp.Status), resp.Header, time.Hour)
-		}
-		return nil
-	})
-	// Output: handled after 3 attempts, delays 30s 30s
 }

@@ -60,16 +60,6 @@ func ExampleNewDelayedRetry() {
 	// Output: dead-lettered (exhausted) after 4 attempts, delays 2s 5s 15s
 }
 
-func ExampleNewDelayedRetry_invalid() {
-	_, err := middleware.NewDelayedRetry(nil, tenfold, middleware.WithMaxAttempts(0),
-		middleware.WithLogger(nil))
-	fmt.Println(err)
-	// Output:
-	// new delayed retry: republisher is nil
-	// WithMaxAttempts: 0 is less than 1
-	// WithLogger: logger is nil
-}
-
 func ExampleNewDelayedRetry_noEnd() {
 	_, err := middleware.NewDelayedRetry(
 		middlewaretest.NewBroker(), backoff.Constant{Interval: time.Minute},
@@ -299,6 +289,7 @@ func ExampleRepublisher() {
 	var republisher middleware.Republisher = logging{middlewaretest.NewBroker()}
 	options := []middleware.Option{
 		middleware.WithMaxAge(time.Hour),
+		middleware.WithLogger(watermill.NopLogger{}),
 		middleware.WithErrorText(func(error) string { return "(withheld)" }),
 	}
 	var retry *middleware.DelayedRetry
@@ -518,32 +509,6 @@ func ExampleWithObserver() {
 	// attempt 2 dead_lettered retryable exhausted 0s no stock
 }
 
-// DelayedRetry logs no success, because that would be a line for each message. An observer can.
-func ExampleWithObserver_successes() {
-	logger := watermill.NewCaptureLogger() // in a service: watermill.NewSlogLogger
-	broker := middlewaretest.NewBroker()
-	retry, err := middleware.NewDelayedRetry(broker, backoff.List{time.Second},
-		middleware.WithObserver(middleware.ObserverFunc(func(_ context.Context, e middleware.Event) {
-			if e.Kind == middleware.EventHandled {
-				logger.Info("Message handled", watermill.LogFields{
-					"message_id": e.MessageID, "queue": e.Queue, "attempt": e.Attempt,
-					"total_time": max(e.Age, e.Duration), // with all waits
-				})
-			}
-		})),
-	)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	handler := retry.Middleware(middlewaretest.Consumer(func(*message.Message) error { return nil }))
-	broker.Run(handler, middlewaretest.NewMessage(middleware.Delivery{Queue: "orders"}, nil))
-	for _, line := range logger.Captured()[watermill.InfoLogLevel] {
-		fmt.Println(line.Msg, line.Fields["queue"], line.Fields["attempt"])
-	}
-	// Output: Message handled orders 1
-}
-
 // answer is the response of a server that is asked too often.
 func answer(retryAfter string) *http.Response {
 	return &http.Response{
@@ -561,19 +526,4 @@ func ExampleRetryAfterHeader() {
 		return middleware.RetryAfterHeader(fmt.Errorf("deliver: %s", resp.Status), resp.Header, time.Hour)
 	})
 	// Output: handled after 3 attempts, delays 7s 10s
-}
-
-// A rate limit says nothing about the message: with Snooze it costs no attempt. Without a
-// Retry-After in the response the message would come back after a minute.
-func ExampleRetryAfterHeader_snooze() {
-	limited := 0
-	run(func(*message.Message) error {
-		resp := answer("90")
-		if limited++; limited > 3 {
-			return nil
-		}
-		err := middleware.Snooze(fmt.Errorf("deliver: %s", resp.Status), time.Minute)
-		return middleware.RetryAfterHeader(err, resp.Header, time.Hour)
-	})
-	// Output: handled after 1 attempt, snoozed 1m30s 1m30s 1m30s
 }

@@ -337,33 +337,6 @@ func TestEventsOfAMessage(t *testing.T) {
 
 var errGone = errors.New("gone")
 
-func TestEventOfASuccess(t *testing.T) {
-	t.Parallel()
-	for name, failures := range map[string]int{"at once": 0, "after two failures": 2} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var told events
-			notes := state{Failures: failures}
-			if failures > 0 {
-				notes.FirstSeen, notes.FirstFailure = time.Now().Add(-time.Hour), time.Now().Add(-time.Hour)
-			}
-			_, err := newRetry(t, unused{}, withObserver(&told)).Middleware(succeeds)(
-				newMessage(middleware.Delivery{State: notes}),
-			)
-			require.NoError(t, err)
-			told.want(t, middleware.EventHandled)
-			e := told.all[0]
-			if e.Attempt != failures+1 || e.Failures != failures || e.Err != nil || !e.Called ||
-				e.Duration <= 0 {
-				t.Errorf("told %+v", e)
-			}
-			if failures > 0 && (e.Age < time.Hour || e.Age > 2*time.Hour) || failures == 0 && e.Age != 0 {
-				t.Errorf("age %v", e.Age)
-			}
-		})
-	}
-}
-
 // A panic is told with its stack, which no text of the event has.
 func TestEventOfAPanic(t *testing.T) {
 	t.Parallel()
@@ -592,23 +565,6 @@ func TestAMessageThatCouldOnlyBeDeadLetteredIsNotCalledRetried(t *testing.T) {
 		if line.Msg != "Message dead-lettered" || line.Fields["reason"] != "oversized" || delay {
 			t.Errorf("%s: logged %q with %v", name, line.Msg, line.Fields)
 		}
-	}
-}
-
-// The names that the router puts into the context, and the correlation id that a
-// middleware has set, are in every event.
-func TestEventsNameThePlace(t *testing.T) {
-	t.Parallel()
-	got := make(chan event, 10)
-	pubSub := running(t, succeeds, withObserver(middleware.ObserverFunc(
-		func(_ context.Context, e event) { got <- e })))
-	msg := message.NewMessage("order-7", nil)
-	wmiddleware.SetCorrelationID("c-1", msg)
-	require.NoError(t, pubSub.Publish("orders", msg))
-	e := <-got
-	if e.Handler != "billing" || e.Topic != "orders" || e.MessageUUID != "order-7" ||
-		e.CorrelationID != "c-1" {
-		t.Errorf("told %+v", e)
 	}
 }
 

@@ -28,6 +28,7 @@ const (
 
 func TestMarks(t *testing.T) {
 	t.Parallel()
+	closed := middleware.Snooze(errBoom, time.Minute)
 	for name, test := range map[string]struct {
 		err   error
 		class header.Class
@@ -84,12 +85,24 @@ func TestMarks(t *testing.T) {
 		},
 
 		"an error that wraps itself": {loop{}, retryable, time.Second},
+
+		// A snooze is no failure and has no class.
+		"snooze":                      {closed, "", time.Minute},
+		"snooze, through errors.Join": {errors.Join(errBoom, closed), "", time.Minute},
+		"snooze, the outer one wins": {
+			middleware.Snooze(middleware.Permanent(errBoom), time.Minute), "", time.Minute,
+		},
+		"snooze inside a failure": {middleware.Retryable(closed), retryable, time.Second},
+		"snooze joined behind another": {
+			errors.Join(middleware.Permanent(errBoom), closed), permanent, 0,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			call := handle(t, failsWith(test.err))
 			assert.Equal(t, test.class, call.State.Class)
 			assert.Equal(t, test.delay, call.Delay)
+			assert.Equal(t, test.class == "", call.Snoozed && call.State.Failures == 0)
 		})
 	}
 }
@@ -148,62 +161,6 @@ type loop struct{}
 
 func (loop) Error() string { return "loop" }
 func (loop) Unwrap() error { return loop{} }
-
-func TestSnoozeIsFoundAsOtherMarksAre(t *testing.T) {
-	t.Parallel()
-	closed := middleware.Snooze(errBoom, time.Minute)
-	for name, test := range map[string]struct {
-		err     error
-		snoozed bool
-	}{
-		"as it is":              {closed, true},
-		"through %w":            {fmt.Errorf("order 7: %w", closed), true},
-		"through errors.Join":   {errors.Join(errBoom, closed), true},
-		"through a multierror":  {&multierror{errBoom, closed}, true},
-		"the outer one wins":    {middleware.Snooze(middleware.Permanent(errBoom), time.Minute), true},
-		"an outer failure wins": {middleware.Retryable(closed), false},
-		"the first joined wins": {errors.Join(middleware.Permanent(errBoom), closed), false},
-		"retry after, no later": {middleware.RetryAfter(errBoom, time.Minute), false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			call := handle(t, failsWith(test.err), middleware.WithDefaultClass(permanent))
-			assert.Equal(t, test.snoozed, call.Snoozed)
-			if test.snoozed && (call.Dead || call.Delay != time.Minute || call.State.Failures != 0 ||
-				call.State.FirstSeen.IsZero()) {
-				t.Errorf("got %+v", call)
-			}
-		})
-	}
-}
-
-func TestASnoozedMessageKeepsItsAttempts(t *testing.T) {
-	t.Parallel()
-	broker := newBroker()
-	var seen []string
-	step := 0
-	result := broker.Run(newRetry(t, broker).Middleware(consumer(func(msg *message.Message) error {
-		ctx := msg.Context()
-		state := middleware.StateOf(ctx)
-		since, failed := !state.FirstSeen.IsZero(), !state.FirstFailure.IsZero()
-		seen = append(seen, fmt.Sprintf("attempt %d, %d past, seen %v, failed %v",
-			middleware.Attempt(ctx), len(state.History), since, failed))
-		if step++; step == 3 || step > 4 {
-			return errBoom
-		}
-		return middleware.Snooze(errBoom, time.Minute)
-	})), newMessage(delivery{}))
-	want := []string{
-		"attempt 1, 0 past, seen false, failed false", "attempt 1, 0 past, seen true, failed false",
-		"attempt 1, 0 past, seen true, failed false", "attempt 2, 1 past, seen true, failed true",
-		"attempt 2, 1 past, seen true, failed true", "attempt 3, 2 past, seen true, failed true",
-	}
-	assert.Equal(t, want, seen)
-	assert.Equal(
-		t, "dead-lettered (exhausted) after 3 attempts, delays 1s 10s, snoozed 1m0s 1m0s 1m0s",
-		result.String(),
-	)
-}
 
 func TestSnoozeEndsAfterADay(t *testing.T) {
 	t.Parallel()

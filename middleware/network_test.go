@@ -32,82 +32,46 @@ func request(err error) error {
 
 func TestErrorsOfTheNetwork(t *testing.T) {
 	t.Parallel()
-	const deadline, refused, network = "deadline", "refused", "network"
-	classifiers := map[string]middleware.Classifier{
-		deadline: middleware.RetryableErrors(context.DeadlineExceeded),
-		refused:  middleware.RetryableErrors(syscall.ECONNREFUSED),
-		network:  middleware.NetworkErrors(),
-	}
-	for name, test := range map[string]struct {
-		err  error
-		want []string
-	}{
-		"refused":               {systemCall(syscall.ECONNREFUSED), []string{refused, network}},
-		"refused, Windows":      {systemCall(10061), []string{network}},
-		"refused, in a request": {request(systemCall(syscall.ECONNREFUSED)), []string{refused, network}},
-		"refused, joined": {
-			errors.Join(errBoom, systemCall(syscall.ECONNREFUSED)), []string{refused, network},
+	for want, errs := range map[header.Class]map[string]error{
+		retryable: {
+			"refused":                  systemCall(syscall.ECONNREFUSED),
+			"refused, Windows":         systemCall(10061),
+			"refused, in a request":    request(systemCall(syscall.ECONNREFUSED)),
+			"refused, joined":          errors.Join(errBoom, systemCall(syscall.ECONNREFUSED)),
+			"refused, in a multierror": &multierror{errBoom, systemCall(syscall.ECONNREFUSED)},
+			"reset":                    systemCall(syscall.ECONNRESET),
+			"reset, Windows":           systemCall(10054),
+			"aborted":                  systemCall(syscall.ECONNABORTED),
+			"broken pipe":              systemCall(syscall.EPIPE),
+			"closed":                   &net.OpError{Op: "read", Err: net.ErrClosed},
+			"host unreachable":         systemCall(syscall.EHOSTUNREACH),
+			"network unreachable":      systemCall(syscall.ENETUNREACH),
+			"host down":                systemCall(syscall.EHOSTDOWN),
+			"no local address left":    systemCall(syscall.EADDRNOTAVAIL),
+			"timed out":                systemCall(syscall.ETIMEDOUT),
+			"EOF":                      request(io.EOF),
+			"unexpected EOF":           fmt.Errorf("read body: %w", io.ErrUnexpectedEOF),
+			"read deadline":            &net.OpError{Op: "read", Err: os.ErrDeadlineExceeded},
+			"request past a deadline":  request(context.DeadlineExceeded),
+			"DNS, for now":             &net.DNSError{Err: "server misbehaving", IsTemporary: true},
+			"DNS, timeout":             &net.DNSError{Err: "i/o timeout", IsTimeout: true},
+			"a timeout that is hidden": request(fmt.Errorf("b: %w", os.ErrDeadlineExceeded)),
 		},
-		"refused, in a multierror": {
-			&multierror{errBoom, systemCall(syscall.ECONNREFUSED)}, []string{refused, network},
+		"": {
+			"context deadline":                 context.DeadlineExceeded,
+			"context deadline, in %w":          fmt.Errorf("a: %w", context.DeadlineExceeded),
+			"context deadline in a panic":      wmiddleware.RecoveredPanicError{V: context.DeadlineExceeded},
+			"context cancelled":                request(context.Canceled),
+			"DNS, no such host":                &net.DNSError{Err: "no such host", IsNotFound: true},
+			"not the network":                  os.ErrNotExist,
+			"another number of the system":     systemCall(syscall.EACCES),
+			"no address":                       &net.OpError{Op: "dial", Err: &net.AddrError{}},
+			"an error that cannot be compared": chain{errBoom},
 		},
-		"reset":                 {systemCall(syscall.ECONNRESET), []string{network}},
-		"reset, Windows":        {systemCall(10054), []string{network}},
-		"aborted":               {systemCall(syscall.ECONNABORTED), []string{network}},
-		"broken pipe":           {systemCall(syscall.EPIPE), []string{network}},
-		"closed":                {&net.OpError{Op: "read", Err: net.ErrClosed}, []string{network}},
-		"host unreachable":      {systemCall(syscall.EHOSTUNREACH), []string{network}},
-		"network unreachable":   {systemCall(syscall.ENETUNREACH), []string{network}},
-		"host down":             {systemCall(syscall.EHOSTDOWN), []string{network}},
-		"no local address left": {systemCall(syscall.EADDRNOTAVAIL), []string{network}},
-		"timed out":             {systemCall(syscall.ETIMEDOUT), []string{network}},
-		"EOF":                   {request(io.EOF), []string{network}},
-		"unexpected EOF":        {fmt.Errorf("read body: %w", io.ErrUnexpectedEOF), []string{network}},
-		"read deadline": {
-			&net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}, []string{network},
-		},
-		"request past a deadline": {
-			request(context.DeadlineExceeded), []string{deadline, network},
-		},
-		"context deadline": {context.DeadlineExceeded, []string{deadline}},
-		"context deadline, in %w": {
-			fmt.Errorf("a: %w", context.DeadlineExceeded), []string{deadline},
-		},
-		"context deadline in a panic": {
-			wmiddleware.RecoveredPanicError{V: context.DeadlineExceeded}, nil,
-		},
-		"context cancelled": {request(context.Canceled), nil},
-		"DNS, for now": {
-			&net.DNSError{Err: "server misbehaving", IsTemporary: true}, []string{network},
-		},
-		"DNS, timeout": {
-			&net.DNSError{Err: "i/o timeout", IsTimeout: true}, []string{network},
-		},
-		"DNS, no such host":            {&net.DNSError{Err: "no such host", IsNotFound: true}, nil},
-		"not the network":              {os.ErrNotExist, nil},
-		"another number of the system": {systemCall(syscall.EACCES), nil},
-		"an address that is none": {
-			&net.OpError{Op: "dial", Err: &net.AddrError{Err: "missing port"}}, nil,
-		},
-		"an error that hides a timeout from what wraps it": {
-			request(fmt.Errorf("b: %w", os.ErrDeadlineExceeded)), []string{network},
-		},
-		"an error that cannot be compared": {chain{errBoom}, nil},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			want := map[string]bool{}
-			for _, classifier := range test.want {
-				want[classifier] = true
-			}
-			for classifier, c := range classifiers {
-				class, wanted := classOf(t, c, test.err), header.Class("")
-				if want[classifier] {
-					wanted = retryable
-				}
-				assert.Equal(t, wanted, class, classifier)
-			}
-		})
+		for name, err := range errs {
+			assert.Equal(t, want, classOf(t, middleware.NetworkErrors(), err), name)
+		}
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -14,7 +13,6 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
-	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -242,105 +240,6 @@ func TestADeadLetterMovedBackIsNotTakenForAWrongOrder(t *testing.T) {
 	assert.Empty(t, logger.Captured())
 }
 
-// looped is a Republisher for Watermill's in-process Pub/Sub, whose messages have no delivery: it
-// publishes the message to its topic again at once, with the notes of no queue in its metadata.
-type looped struct {
-	*gochannel.GoChannel
-}
-
-func (l looped) Republish(
-	ctx context.Context, msg *message.Message, _ time.Duration, notes header.RetryState,
-) (middleware.Republished, error) {
-	return middleware.Republished{}, l.send(message.SubscribeTopicFromCtx(ctx), msg, notes.Headers(""))
-}
-
-func (l looped) DeadLetter(_ context.Context, msg *message.Message, notes header.RetryState) error {
-	return l.send("dlq", msg, notes.DeadHeaders(""))
-}
-
-func (l looped) send(topic string, msg *message.Message, headers map[string]string) error {
-	again := msg.Copy()
-	for key, value := range headers {
-		again.Metadata.Set(key, value)
-	}
-	return l.Publish(topic, again)
-}
-
-// running is a router with one handler of topic "orders" behind a DelayedRetry.
-// The messages of the handler go to topic "out".
-func running(
-	t *testing.T, h message.HandlerFunc, options ...middleware.Option,
-) *gochannel.GoChannel {
-	t.Helper()
-	pubSub := gochannel.NewGoChannel(
-		gochannel.Config{OutputChannelBuffer: 10, Persistent: true}, watermill.NopLogger{},
-	)
-	router, err := message.NewRouter(
-		message.RouterConfig{CloseTimeout: 10 * time.Second}, watermill.NopLogger{},
-	)
-	require.NoError(t, err)
-	router.AddMiddleware(newRetry(t, looped{pubSub}, options...).Middleware)
-	router.AddHandler("billing", "orders", pubSub, "out", pubSub, h)
-	ended := make(chan error, 1)
-	go func() { ended <- router.Run(context.Background()) }()
-	<-router.Running()
-	t.Cleanup(func() { require.NoError(t, errors.Join(router.Close(), <-ended, pubSub.Close())) })
-	return pubSub
-}
-
-// receive returns the next message of the topic, acked.
-func receive(t *testing.T, pubSub *gochannel.GoChannel, topic string) *message.Message {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	messages, err := pubSub.Subscribe(ctx, topic)
-	require.NoError(t, err)
-	msg := <-messages
-	require.NotNil(t, msg)
-	msg.Ack()
-	return msg
-}
-
-func TestInARouterAMessageIsDeadLetteredAtLast(t *testing.T) {
-	t.Parallel()
-	pubSub := running(t, func(*message.Message) ([]*message.Message, error) { panic("no stock") })
-	require.NoError(t, pubSub.Publish("orders", message.NewMessage("order-7", nil)))
-	dead := receive(t, pubSub, "dlq")
-	for key, want := range map[string]string{
-		header.DeadReason: "exhausted", header.DeadFailures: "3",
-		header.DeadError: "panic: no stock", header.DeadHandler: "billing",
-	} {
-		assert.Equal(t, want, dead.Metadata[key])
-	}
-	assert.Equal(t, "order-7", dead.UUID)
-}
-
-// A handler goroutine that ended used to leave the router waiting for ever. It counts no attempt.
-// Messages that an attempt returns with its error are not published.
-func TestInARouterAMessageIsRetriedUntilItSucceeds(t *testing.T) {
-	t.Parallel()
-	var mu sync.Mutex
-	var attempts []int
-	pubSub := running(t, func(msg *message.Message) ([]*message.Message, error) {
-		mu.Lock()
-		defer mu.Unlock()
-		attempts = append(attempts, middleware.Attempt(msg.Context()))
-		out := []*message.Message{message.NewMessage("from call", []byte{byte(len(attempts))})}
-		switch len(attempts) {
-		case 1:
-			runtime.Goexit()
-		case 2, 3:
-			return out, errBoom
-		}
-		return out, nil
-	})
-	require.NoError(t, pubSub.Publish("orders", message.NewMessage("order-7", nil)))
-	assert.Equal(t, []byte{4}, []byte(receive(t, pubSub, "out").Payload))
-	mu.Lock()
-	defer mu.Unlock()
-	assert.Equal(t, []int{1, 1, 2, 3}, attempts)
-}
-
 func mustNotBeCalled(t *testing.T) message.HandlerFunc {
 	t.Helper()
 	return func(*message.Message) ([]*message.Message, error) {
@@ -533,31 +432,6 @@ func BenchmarkSuccess(b *testing.B) {
 		})
 	}
 }
-
-// Apart from BenchmarkSuccess, in which each further middleware would change the code that
-// the compiler makes for the others.
-func BenchmarkSuccessWithMore(b *testing.B) {
-	for _, run := range []struct {
-		name  string
-		retry *middleware.DelayedRetry
-		notes header.RetryState
-	}{
-		{"all options", everything(b), state{}},
-		{"second delivery", newRetry(b, unused{}), second},
-		{"second delivery, all options", everything(b), expiring},
-		{"an observer", newRetry(b, unused{}, withObserver(ignore)), state{}},
-	} {
-		b.Run(run.name, func(b *testing.B) {
-			h, msg := run.retry.Middleware(succeeds), deliveredMessage(b, run.notes)
-			b.ReportAllocs()
-			for b.Loop() {
-				_, _ = h(msg)
-			}
-		})
-	}
-}
-
-var ignore = middleware.ObserverFunc(func(context.Context, event) {})
 
 // unused is a Republisher for messages that do not fail.
 type unused struct{}

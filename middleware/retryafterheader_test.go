@@ -2,9 +2,7 @@ package middleware
 
 import (
 	"errors"
-	"io"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -26,29 +24,19 @@ func TestParseRetryAfter(t *testing.T) {
 		found       bool
 	}{
 		"nothing":                  {"", "", 0, false},
-		"a blank":                  {"  ", "", 0, false},
 		"seconds":                  {"120", "", 2 * time.Minute, true},
 		"seconds in blanks":        {" 7\t", "", 7 * time.Second, true},
-		"leading zeros":            {"000007", "", 7 * time.Second, true},
 		"zero":                     {"0", "", 0, true},
 		"negative":                 {"-5", "", 0, false},
 		"with a sign":              {"+5", "", 0, false},
 		"a fraction":               {"1.5", "", 0, false},
-		"an exponent":              {"1e3", "", 0, false},
-		"hexadecimal":              {"0x10", "", 0, false},
 		"digits of another script": {"٧", "", 0, false},
-		"a unit":                   {"7s", "", 0, false},
-		"words":                    {"soon", "", 0, false},
-		"two numbers":              {"7, 8", "", 0, false},
 		"ten years":                {"315360000", "", tenYears, true},
-		"more than ten years":      {"315360001", "", tenYears, true},
-		"more than an int64":       {"9223372036854775808", "", tenYears, true},
 		"wraps around to little":   {"18446744073709551617", "", tenYears, true},
 		"a million digits":         {strings.Repeat("9", 1_000_000), "", tenYears, true},
 		"a date":                   {"Thu, 02 Jan 2025 12:00:30 GMT", "", 30 * time.Second, true},
 		"a date of RFC 850":        {"Thursday, 02-Jan-25 12:00:30 GMT", "", 30 * time.Second, true},
 		"a date of C":              {"Thu Jan  2 12:00:30 2025", "", 30 * time.Second, true},
-		"a date that is now":       {"Thu, 02 Jan 2025 12:00:00 GMT", "", 0, true},
 		"a date that is past":      {"Thu, 02 Jan 2025 11:00:00 GMT", "", 0, true},
 		"the first date":           {"Mon, 01 Jan 0001 00:00:00 GMT", "", 0, true},
 		"the last date":            {"Fri, 31 Dec 9999 23:59:59 GMT", "", tenYears, true},
@@ -112,40 +100,6 @@ func TestRetryAfterHeader(t *testing.T) {
 		})
 	}
 	assert.Nil(t, RetryAfterHeader(nil, asks("7"), 0))
-}
-
-// The header of a real server is read; net/http adds a Date.
-func TestRetryAfterOfAServer(t *testing.T) {
-	t.Parallel()
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		switch req.URL.Path {
-		case "/date":
-			w.Header().Set("Retry-After", time.Now().UTC().Add(7*time.Second).Format(http.TimeFormat))
-		case "/other-clock":
-			then := time.Date(2001, 2, 3, 4, 5, 6, 0, time.UTC)
-			w.Header().Set("Date", then.Format(http.TimeFormat))
-			w.Header().Set("Retry-After", then.Add(7*time.Second).Format(http.TimeFormat))
-		}
-		w.WriteHeader(http.StatusTooManyRequests)
-	}))
-	t.Cleanup(server.Close)
-	for path, want := range map[string]struct {
-		low, high time.Duration
-		found     bool
-	}{
-		// both in whole seconds, maybe not the same
-		"/date":        {6 * time.Second, 8 * time.Second, true},
-		"/other-clock": {7 * time.Second, 7 * time.Second, true},
-		"/nothing":     {0, 0, false},
-	} {
-		resp, err := server.Client().Get(server.URL + path)
-		require.NoError(t, err)
-		_, _ = io.Copy(io.Discard, resp.Body)
-		_ = resp.Body.Close()
-		got, found := parseRetryAfter(resp.Header, time.Now)
-		assert.False(t, found != want.found || got < want.low || got > want.high,
-			"%s: got %v, %v, want %+v", path, got, found, want)
-	}
 }
 
 func FuzzParseRetryAfter(f *testing.F) {

@@ -142,13 +142,3 @@ func TestHealthAllocatesNothing(t *testing.T) {
 	failure := backoff.Failure{Count: 1, First: noon, Now: noon}
 	require.Zero(t, testing.AllocsPerRun(1000, func() { policy.Delay(failure) }))
 }
-
-func BenchmarkObserve(b *testing.B) {
-	health, err := adaptive.New(time.Minute)
-	require.NoError(b, err)
-	success, ctx := handled(noon, 0), b.Context()
-	b.ReportAllocs()
-	for b.Loop() {
-		health.Observe(ctx, success)
-	}
-}

@@ -1,11 +1,8 @@
 package budget_test
 
 import (
-	"errors"
 	"fmt"
 	"time"
-
-	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
@@ -37,43 +34,6 @@ func ExampleNew_brake() {
 	state := payments.State()
 	fmt.Println(state.Name, "stopped:", state.Stopped)
 	// Output: payments stopped: false
-}
-
-// Each customer has an endpoint. When one endpoint is out, the messages for it are set aside.
-func ExampleNew_key() {
-	budget, err := budget.New(budget.Config{
-		Share: 0.5, Minimum: 2, Brake: outage.Brake{Name: "endpoints"},
-		Key: func(msg *message.Message) string { return msg.Metadata.Get("customer") },
-	})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	broker := middlewaretest.NewBroker()
-	retry, err := middleware.NewDelayedRetry(broker, backoff.List{time.Second, time.Minute},
-		middleware.WithBudget(budget))
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	calls := map[string]int{}
-	handle := retry.Middleware(middlewaretest.Consumer(func(msg *message.Message) error {
-		customer := msg.Metadata.Get("customer")
-		calls[customer]++
-		if customer == "acme" {
-			return errors.New("connection refused")
-		}
-		return nil
-	}))
-	for range 10 {
-		for _, customer := range []string{"acme", "globex"} {
-			msg := middlewaretest.NewMessage(middleware.Delivery{Queue: "hooks"}, nil)
-			msg.Metadata.Set("customer", customer)
-			_, _ = handle(msg)
-		}
-	}
-	fmt.Println(calls)
-	// Output: map[acme:2 globex:10]
 }
 
 func ExampleNew_invalid() {

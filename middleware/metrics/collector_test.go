@@ -3,7 +3,6 @@ package metrics_test
 import (
 	"context"
 	"errors"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -13,9 +12,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testing/rig"
-	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/metrics"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
@@ -172,46 +168,4 @@ func TestCollectorNamesWhatIsWrong(t *testing.T) {
 		"plan 1 is empty: use topology.PlanFor\nplan 3: queue \"orders\" is there twice")
 	_, err = metrics.NewCollector(connecting{}, &inspector{}, nil, metrics.WithCacheFor(-1))
 	require.ErrorContains(t, err, "WithCacheFor: -1ns is negative")
-}
-
-// Given a real broker and a management API that does not answer, when messages wait,
-// then AMQP still counts them.
-func TestCollectorAsksTheBroker(t *testing.T) {
-	t.Parallel()
-	url, queue := testbroker.URL(t), testbroker.Queue(t)
-	away := httptest.NewServer(nil)
-	away.Close()
-	hour := topology.PerQueue{WaitSteps: []time.Duration{time.Hour}}
-	client, sub := rig.OpenSubscriber(t, url, hour, backoff.List{time.Hour})
-	require.NoError(t, sub.SubscribeInitialize(queue))
-	plan := rig.RemovePlan(t, url, hour, queue, nil)
-	api := strings.Replace(away.URL, "http://", "http://user:password@", 1)
-	operator := rig.OpenOperator(t, url, operate.WithManagement(api))
-	waits := queue + ".wait.1h"
-	for range 3 {
-		rig.Publish(t, url, "", waits, rig.Message(""))
-	}
-	c, err := metrics.NewCollector(client, operator, []topology.Plan{plan}, metrics.WithCacheFor(0))
-	require.NoError(t, err)
-
-	var got map[string]float64
-	label := func(name, role string) string {
-		return `{name="` + name + `",queue="` + queue + `",role="` + role + `"}`
-	}
-	rig.WaitFor(t, "the counts", func() bool { // a queue counts a little late
-		got = collect(t, c)
-		return got["queue_messages_ready"+label(waits, "wait")] == 3
-	})
-	for sample, want := range map[string]float64{
-		"client_healthy":                                     1,
-		`inspect_up{queue="` + queue + `"}`:                  1,
-		`inspect_management_up{queue="` + queue + `"}`:       0,
-		"queue_messages_ready" + label(queue, "main"):        0,
-		"queue_messages_ready" + label(queue+".dlq", "dead"): 0,
-		"queue_missing" + label(waits, "wait"):               0,
-	} {
-		value, ok := got[sample]
-		require.True(t, ok, "%s in %v", sample, got)
-		require.Equal(t, want, value, sample)
-	}
 }

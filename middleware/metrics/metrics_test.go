@@ -268,25 +268,6 @@ func TestASuccessAllocatesNothing(t *testing.T) {
 	require.Zero(t, testing.AllocsPerRun(1000, func() { _, _ = h(msg) }))
 }
 
-func BenchmarkSuccess(b *testing.B) {
-	m, _ := newMetrics(b)
-	for _, run := range []struct {
-		name string
-		h    message.HandlerFunc
-	}{
-		{"without metrics", succeeding(b)},
-		{"with metrics", succeeding(b, middleware.WithObserver(m))},
-	} {
-		b.Run(run.name, func(b *testing.B) {
-			msg := delivered(b)
-			b.ReportAllocs()
-			for b.Loop() {
-				_, _ = run.h(msg)
-			}
-		})
-	}
-}
-
 func read(t *testing.T, path string) string {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/" + path)

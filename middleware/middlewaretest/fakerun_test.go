@@ -3,7 +3,6 @@ package middlewaretest_test
 import (
 	"context"
 	"errors"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -67,12 +66,6 @@ func TestRun(t *testing.T) {
 			oneAndTen, nil, failing(-1),
 			"dead-lettered (exhausted) after 3 attempts, delays 1s 10s", 11 * time.Second,
 		},
-		"the age is the sum of the delays": {
-			endless,
-			[]middleware.Option{middleware.WithMaxAge(24*time.Hour + time.Minute)},
-			failing(20),
-			"handled after 21 attempts, delays" + strings.Repeat(" 1h0m0s", 20), 20 * time.Hour,
-		},
 		"the age is reached": {
 			endless,
 			[]middleware.Option{middleware.WithMaxAge(2*time.Hour + time.Minute)},
@@ -84,12 +77,6 @@ func TestRun(t *testing.T) {
 				msg.Nack()
 				return errBoom
 			}), "nacked after 1 attempt: boom", 0,
-		},
-		"nacked by the handler": {
-			oneAndTen, nil, middlewaretest.Consumer(func(msg *message.Message) error {
-				msg.Nack()
-				return nil
-			}), "nacked after 1 attempt", 0,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
