@@ -156,31 +156,6 @@ func ExamplePlanFor() {
 	// orders.dlq
 }
 
-// A policy that cannot list its delays uses the default wait steps.
-func ExamplePlanFor_unlisted() {
-	policy := backoff.PolicyFunc(func(backoff.Failure) (time.Duration, bool) {
-		return 7 * time.Second, true
-	})
-	strategy := topology.PerQueue{Dead: topology.DeadLetters{Suffix: ".failed"}}
-	plan, err := topology.PlanFor(strategy, "orders", policy)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	for _, step := range plan.WaitSteps {
-		fmt.Println(step.Delay)
-	}
-	fmt.Println(plan.Dead.RoutingKey)
-	// Output:
-	// 1s
-	// 5s
-	// 30s
-	// 2m0s
-	// 10m0s
-	// 1h0m0s
-	// orders.failed
-}
-
 // A client with every option. Most programs need WithLogger alone.
 func ExampleOpen_options() {
 	options := []topology.Option{
@@ -341,45 +316,6 @@ func ExampleDeadLetters() {
 	// orders.dlq
 	// orders.failed
 	// dead-letters-of-orders
-}
-
-// All dead letters go to an exchange of yours, which the plan does not declare.
-func ExampleDeadLetters_exchange() {
-	strategy := topology.PerQueue{Dead: topology.DeadLetters{
-		Target: func(queue string) topology.Route {
-			return topology.Route{Exchange: "dead-letters", RoutingKey: queue}
-		},
-	}}
-	plan, err := topology.PlanFor(strategy, "orders", backoff.List{5 * time.Second})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	fmt.Println(len(plan.Queues), plan.Queues[0].Name, plan.Dead.Exchange, plan.Dead.RoutingKey)
-	// Output: 1 orders.wait.5s dead-letters orders
-}
-
-// Wait queues and the dead-letter queue are quorum queues unless the strategy says Classic. A
-// dead-letter queue that exists keeps its type.
-func ExampleQueueType() {
-	for _, kind := range []topology.QueueType{"", topology.Quorum, topology.Classic} {
-		strategy := topology.PerQueue{Type: kind}
-		plan, err := topology.PlanFor(strategy, "orders", backoff.List{5 * time.Second})
-		if err != nil {
-			fmt.Println(err)
-			return
-		}
-		for _, q := range plan.Queues {
-			fmt.Println(q.Name, q.Arguments["x-queue-type"])
-		}
-	}
-	// Output:
-	// orders.wait.5s quorum
-	// orders.dlq quorum
-	// orders.wait.5s quorum
-	// orders.dlq quorum
-	// orders.wait.5s.classic classic
-	// orders.dlq classic
 }
 
 // A new message that is delivered in an hour. (It has no "Output:" because it needs a broker.)

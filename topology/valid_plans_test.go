@@ -16,22 +16,6 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-func ExampleWaitQueue() {
-	wait := topology.WaitQueue("orders.later", 5*time.Second, topology.Route{RoutingKey: "orders"})
-	plan := topology.Plan{
-		Queue: "orders",
-		Queues: []topology.Queue{wait, {
-			Name:      "orders.failed",
-			Arguments: amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(2147483647)},
-		}},
-		WaitSteps: []topology.Route{{RoutingKey: wait.Name, Delay: wait.Delay, Hops: 1}},
-		Dead:      topology.Route{RoutingKey: "orders.failed"},
-	}
-	fmt.Println(topology.ValidatePlan(plan))
-	// Output:
-	// <nil>
-}
-
 func ExampleValidatePlan() {
 	err := topology.ValidatePlan(topology.Plan{
 		Queue: "orders",
@@ -359,23 +343,6 @@ func TestAPlanThatMultipliesMessagesIsRefused(t *testing.T) {
 	plan = rig.PlanOf(t, perQueueByHand{}, "orders")
 	plan.Queues[0].Arguments["x-dead-letter-routing-key"] = plan.Queues[0].Name
 	require.ErrorContains(t, topology.ValidatePlan(plan), "in a circle")
-}
-
-func BenchmarkValidatePlan(b *testing.B) {
-	for name, strategy := range map[string]topology.Strategy{
-		"per queue": topology.PerQueue{}, "levels": topology.Levels{},
-		"delayed exchange": topology.DelayedExchange{},
-	} {
-		b.Run(name, func(b *testing.B) {
-			plan, err := strategy.Plan("orders", nil)
-			require.NoError(b, err)
-			for b.Loop() {
-				if err := topology.ValidatePlan(plan); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
 }
 
 // Open refuses an invalid strategy of this package before it connects.
