@@ -1,8 +1,6 @@
 package consumer
 
 import (
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -168,29 +166,4 @@ func TestTurnsComeInOrder(t *testing.T) {
 	require.True(t, hasCome(line.join()), "an empty line")
 	var none *turn
 	none.leave()
-}
-
-func TestOneTurnAtATime(t *testing.T) {
-	t.Parallel()
-	var line turns
-	var trying, tried atomic.Int32
-	var wg sync.WaitGroup
-	for i := range 200 {
-		wg.Go(func() {
-			own := line.join()
-			defer own.leave()
-			if i%3 == 0 { // gives up before its turn
-				return
-			}
-			<-own.come
-			if n := trying.Add(1); n != 1 {
-				t.Errorf("%d at once", n)
-			}
-			tried.Add(1)
-			trying.Add(-1)
-		})
-	}
-	wg.Wait()
-	require.EqualValues(t, 133, tried.Load())
-	require.Empty(t, line.line)
 }

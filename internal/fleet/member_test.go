@@ -451,32 +451,6 @@ func TestReadBounds(t *testing.T) {
 	require.False(t, ok)
 }
 
-// Given two stopped members, when the queue of the token is deleted by hand, then one of them
-// probes again, and the operator can start the brake.
-func TestTheQueueOfTheTokenIsDeleted(t *testing.T) {
-	t.Parallel()
-	b := newBrake(t)
-	first, _ := b.member("first")
-	second, _ := b.member("second")
-	both := func(stopped bool) {
-		t.Helper()
-		rig.WaitFor(t, fmt.Sprint("both: stopped ", stopped), func() bool {
-			return first.brake.Stopped() == stopped && second.brake.Stopped() == stopped
-		})
-	}
-	b.stop(b.downtime())
-	both(true)
-	_, err := b.ch.QueueDelete(fleet.Prefix+b.name, false, false, false)
-	require.NoError(t, err)
-	rig.WaitFor(t, "a process to probe", func() bool {
-		state, err := fleet.Ask(t.Context(), b.conn, b.name)
-		return err == nil && state.Prober != "" && !state.Unknown && state.By == "anna"
-	})
-	require.True(t, first.brake.Stopped() && second.brake.Stopped())
-	require.NoError(t, b.start())
-	both(false)
-}
-
 // Given a process that has the token and hangs, when an operator looks and starts the brake, then
 // the state is not known, and the other processes start.
 func TestAStartActsWithoutAToken(t *testing.T) {

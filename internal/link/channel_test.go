@@ -18,8 +18,6 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/frame"
 	"github.com/millpond-go/millpond/internal/testing/memnet"
 	"github.com/millpond-go/millpond/internal/testing/peer"
-	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/internal/wire/wiretest"
 )
 
 // largest is the frame size that the peer negotiates.
@@ -292,59 +290,4 @@ func TestDeliveriesOfAChannelThatEnds(t *testing.T) {
 		_, open := <-deliveries
 		assert.False(t, open)
 	})
-}
-
-// Given messages that the broker has dead-lettered into two queues, when one is consumed with
-// amqp091-go and the other here, then the deliveries are the same.
-func TestDeliveriesOfTheBroker(t *testing.T) {
-	t.Parallel()
-	url := testbroker.URL(t)
-	waiting, theirs, own := testbroker.Queue(t), testbroker.Queue(t), testbroker.Queue(t)
-	ch := testbroker.Channel(t, url)
-	require.NoError(t, ch.ExchangeDeclare(waiting, "fanout", false, true, false, false, nil))
-	for queue, args := range map[string]amqp.Table{
-		theirs: {"x-queue-type": "quorum"}, own: {"x-queue-type": "quorum"},
-		waiting: {"x-message-ttl": 1, "x-dead-letter-exchange": waiting},
-	} {
-		_, err := ch.QueueDeclare(queue, true, false, false, false, args)
-		require.NoError(t, err)
-	}
-	require.NoError(t, ch.QueueBind(theirs, "", waiting, false, nil))
-	require.NoError(t, ch.QueueBind(own, "", waiting, false, nil))
-	const n = 200
-	for i := range uint64(n) {
-		tables := wiretest.Random(i, 300)
-		headers := tables.Table(3)
-		text := wiretest.Dump(headers)
-		if strings.Contains(text, "NaN") || strings.Contains(text, "Inf") {
-			headers = nil // the broker knows no such number
-		}
-		require.NoError(t, ch.Publish("", waiting, false, false, amqp.Publishing{
-			Headers: headers, ContentType: tables.Text(9), CorrelationId: tables.Text(99),
-			MessageId: fmt.Sprint(i), Timestamp: time.Unix(int64(i), 0), DeliveryMode: amqp.Persistent,
-			Priority: uint8(i % 9), AppId: tables.Text(9), Body: make([]byte, i*i*9),
-		}))
-	}
-	want, err := ch.Consume(theirs, "theirs", false, false, false, false, nil)
-	require.NoError(t, err)
-	_, conn := open(t, config(url))
-	in, err := conn.Open()
-	require.NoError(t, err)
-	got, err := in.Deliveries(own, "own", 1000, false, false, nil)
-	require.NoError(t, err)
-	theirOwn := map[string]amqp.Delivery{} // from 4.0 on priorities change the order in each queue
-	for range n {
-		a := <-want
-		theirOwn[a.MessageId] = a
-	}
-	for range n {
-		b := <-got
-		a := theirOwn[b.MessageId]
-		a.Acknowledger, b.Acknowledger, a.ConsumerTag, b.ConsumerTag = nil, nil, "", ""
-		a.DeliveryTag, b.DeliveryTag = 0, 0
-		require.Equal(t, wiretest.Dump(a.Headers), wiretest.Dump(b.Headers))
-		require.NotEmpty(t, a.Headers["x-death"])
-		a.Headers, b.Headers = nil, nil
-		require.Equal(t, a, b)
-	}
 }

@@ -76,13 +76,6 @@ func TestCheckURLOfNothingSaysWhatToSet(t *testing.T) {
 	assert.ErrorContains(t, link.CheckURL(""), "Connection.AmqpURI")
 }
 
-func TestAddressOfAnInvalidURLQuotesNothing(t *testing.T) {
-	t.Parallel()
-	assert.Equal(t, "(invalid url)", link.Address("amqp://user:hunter/2@host"))
-	assert.Equal(t, "(invalid url)", link.Address("amqp://user:4711/two2@host"))
-	assert.Equal(t, "(invalid url)", link.Address(""))
-}
-
 // Every URL that CheckURL lets through, amqp091-go understands.
 func FuzzCheckURL(f *testing.F) {
 	for _, url := range []string{

@@ -212,27 +212,6 @@ func terminateTLS(t *testing.T) (address string, roots *x509.CertPool, proxy *te
 	return target.String(), roots, proxy
 }
 
-func TestTLSConfigOfTheUserIsNotWrittenTo(t *testing.T) {
-	t.Parallel()
-	address, roots, proxy := terminateTLS(t)
-	trust := &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
-	for name, set := range map[string]func(*link.Config){
-		"its own field":    func(cfg *link.Config) { cfg.TLS = trust },
-		"in amqp's config": func(cfg *link.Config) { cfg.AMQP = &amqp.Config{TLSClientConfig: trust} },
-	} {
-		cfg := config(address)
-		set(&cfg)
-		l, conn := open(t, cfg)
-		works(t, conn)
-		proxy.Cut()
-		ends(t, conn)
-		works(t, live(t, l))
-		l.Close()
-		assert.Empty(t, trust.ServerName, name)
-		assert.Equal(t, uint16(tls.VersionTLS12), trust.MinVersion, name)
-	}
-}
-
 // The files that a URL names are read as amqp091-go would read them.
 func TestOpenWithFilesOfTheURL(t *testing.T) {
 	t.Parallel()

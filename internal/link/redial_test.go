@@ -144,32 +144,6 @@ func TestTriesAgainUntilTheBrokerIsBack(t *testing.T) {
 	assert.False(t, live(t, l).IsClosed())
 }
 
-func TestManyWaitForTheSameConnection(t *testing.T) {
-	t.Parallel()
-	proxy, l, first := behindProxy(t)
-	proxy.Refuse(true)
-	proxy.Cut()
-	<-first.Gone()
-
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	conns := make([]*link.Conn, 32)
-	var waiting sync.WaitGroup
-	for i := range conns {
-		waiting.Go(func() {
-			conn, err := l.Conn(ctx)
-			assert.NoError(t, err)
-			conns[i] = conn
-		})
-	}
-	proxy.Refuse(false)
-	waiting.Wait()
-	for _, conn := range conns {
-		assert.NotNil(t, conn)
-		assert.Same(t, conns[0], conn)
-	}
-}
-
 func TestKillSaysWhy(t *testing.T) {
 	t.Parallel()
 	logs := new(capture)
@@ -184,21 +158,6 @@ func TestKillSaysWhy(t *testing.T) {
 	assert.ErrorIs(t, conn.Cause(), reason)
 	assert.ErrorIs(t, logs.logged(t, lost), reason)
 	assert.NotSame(t, conn, live(t, l))
-}
-
-func TestReconnectsWhenTheBrokerRestarts(t *testing.T) {
-	t.Parallel()
-	node := testbroker.Private(t)
-	l, conn := open(t, config(node.URL()))
-	node.Stop(t)
-	ends(t, conn)
-	var reason *amqp.Error
-	require.ErrorAs(t, conn.Cause(), &reason)
-	// The broker says 320 and goes. If it is gone before amqp091-go has answered, the failed write
-	// may become the reason.
-	assert.Contains(t, []int{amqp.ConnectionForced, amqp.FrameError}, reason.Code, "%v", reason)
-	node.Start(t)
-	works(t, live(t, l))
 }
 
 func TestDoKeepsAnErrorToItsOwnChannel(t *testing.T) {
@@ -254,25 +213,6 @@ func TestDoBeginsNothingAfterItsContext(t *testing.T) {
 	proxy.Delay(0)
 	works(t, conn)
 	assert.Empty(t, begun)
-}
-
-func TestUnblockedDuringAnAlarm(t *testing.T) {
-	t.Parallel()
-	node := testbroker.Private(t)
-	_, conn := open(t, config(node.URL()))
-	assert.Nil(t, conn.Unblocked())
-	ch, err := conn.Channel()
-	require.NoError(t, err)
-	node.Ctl(t, "set_vm_memory_high_watermark", "0.000001")
-	testbroker.WaitFor(t, "connection.blocked", patience, func() bool {
-		// The broker blocks a connection when it publishes.
-		_ = ch.Publish("", "missing", false, false, amqp.Publishing{})
-		return conn.Unblocked() != nil
-	})
-	unblocked := conn.Unblocked()
-	node.Ctl(t, "set_vm_memory_high_watermark", "0.4")
-	within(t, 10*time.Second, "connection.unblocked", func() { <-unblocked })
-	assert.Nil(t, conn.Unblocked())
 }
 
 // goodbye is how long a Close may wait for the broker.
@@ -419,53 +359,6 @@ func TestCloseOfAConnectionThatIsBeingClosed(t *testing.T) {
 	require.NoError(t, err)
 	within(t, 0, "its own goodbye", func() { <-closing })
 	within(t, goodbye, "Close", l.Close)
-}
-
-// The broker has gone silent while a write is blocked. The end of the connection frees the write,
-// long before its own timeout does.
-func TestBlockedWriteEndsWithItsConnection(t *testing.T) {
-	t.Parallel()
-	inner, outer := net.Pipe()
-	silence := make(chan struct{})
-	pass := func(to io.WriteCloser, from io.Reader) {
-		buffer := make([]byte, 4096)
-		for {
-			n, err := from.Read(buffer)
-			if err != nil {
-				_ = to.Close()
-				return
-			}
-			select {
-			case <-silence:
-				return
-			default:
-				_, _ = to.Write(buffer[:n])
-			}
-		}
-	}
-	cfg := config(testbroker.URL(t))
-	cfg.WriteTimeout = time.Hour
-	cfg.AMQP = &amqp.Config{Heartbeat: time.Second}
-	tries := 0
-	cfg.AMQP.Dial = func(network, address string) (net.Conn, error) {
-		if tries++; tries > 1 {
-			return nil, errors.New("no second one")
-		}
-		broker, err := net.Dial(network, address)
-		if err != nil {
-			return nil, err
-		}
-		t.Cleanup(func() { _ = broker.Close() })
-		go pass(outer, broker)
-		go pass(broker, outer)
-		return inner, nil
-	}
-	_, conn := open(t, cfg)
-	ch, err := conn.Channel()
-	require.NoError(t, err)
-	close(silence)
-	publish(t, ch, 1<<20)
-	within(t, 10*time.Second, "the end of the connection", func() { <-conn.Gone() })
 }
 
 // The buffers are full, so that even the goodbye cannot be written.

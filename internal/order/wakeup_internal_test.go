@@ -36,14 +36,3 @@ func TestAnEndWakesOnlyTheKeysThatMayBegin(t *testing.T) {
 		l.Returned(Waiting[int]{Key: step.Key, Seq: step.Seq, ID: step.ID, Size: 1})
 	}
 }
-
-func BenchmarkTryingOneOfManyKeys(b *testing.B) {
-	l := waitingKeys(4096)
-	for b.Loop() {
-		step, _ := l.Next(time.Time{})
-		_, _ = l.Next(time.Time{})
-		l.Ended(step, true)
-		l.Returned(Waiting[int]{Key: step.Key, Seq: step.Seq, ID: step.ID, Size: 1})
-		l.window = 1
-	}
-}

@@ -2,7 +2,6 @@ package publisher_test
 
 import (
 	"context"
-	"math"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -122,66 +121,6 @@ func TestCutUnderManyCallers(t *testing.T) {
 	})
 }
 
-func TestBrokerRestartsUnderManyCallers(t *testing.T) {
-	t.Parallel()
-	for name, end := range map[string]func(*testbroker.Node, testing.TB){
-		"stopped": (*testbroker.Node).Stop,
-		"killed":  (*testbroker.Node).Kill,
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			const timeout = 2 * time.Second
-			p, node := onNode(t, timeout)
-			require.NoError(t, p.Healthy())
-			// A broker with Mnesia that is killed within two seconds may forget the queue, because it
-			// writes its log late. 4.3 has no Mnesia.
-			node.Ctl(t, "eval", "catch mnesia:sync_log().")
-
-			stop, result := make(chan struct{}), make(chan []call, 1)
-			var published atomic.Int64
-			var last atomic.Pointer[error]
-			go func() {
-				result <- callers(16, math.MaxInt, func(_ int, body string) error {
-					select {
-					case <-stop:
-						return errEnough
-					default:
-					}
-					err := p.say(body)
-					if err == nil {
-						published.Add(1)
-					} else {
-						last.Store(&err)
-					}
-					return err
-				})
-			}()
-			defer func() {
-				if err := last.Load(); t.Failed() && err != nil {
-					t.Logf("the last error of a call was: %v", *err)
-				}
-			}()
-			publishes := func(more int64) {
-				at := published.Load() + more
-				await(t, "publishes", func() bool { return published.Load() > at })
-			}
-			publishes(500)
-			end(node, t)
-			p.unhealthy()
-			node.Start(t)
-			publishes(500)
-			close(stop)
-			var calls []call
-			within(t, timeout, "the calls", func() { calls = <-result })
-			for _, c := range calls {
-				assert.Less(t, c.took, timeout+slack)
-			}
-			assert.NoError(t, p.Healthy())
-			assert.Greater(t, p.succeeded(calls), 1000)
-		})
-	}
-}
-
 func TestHealthyFollowsTheConnection(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -262,42 +201,6 @@ func TestContextEndsTheWaitForAWrite(t *testing.T) {
 	}
 }
 
-// A broker lives and confirms nothing, as one whose quorum queue has lost its majority. The
-// connection is kept, and each call ends in time.
-func TestConfirmsThatNeverComeCostNoConnection(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		p := behindProxy(t, long)
-		require.NoError(t, p.say("before"))
-		p.proxy.HoldConfirms(true)
-		const limit = 300 * time.Millisecond
-		say := func(_ int, body string) error { return p.sayWithin(limit, body) }
-		for _, c := range callers(8, 3, say) {
-			// A publish is not sent if the next channel was not open in time.
-			isAny(t, c.err, publisher.ErrUnknown, publisher.ErrNotSent)
-			assert.Less(t, c.took, limit+slack)
-		}
-		p.proxy.HoldConfirms(false)
-		p.recovers()
-		assert.Equal(t, 1, p.proxy.Connections(), "the connection was ended")
-	})
-}
-
-func TestFrozenBroker(t *testing.T) {
-	t.Parallel()
-	const timeout = time.Second
-	p, node := onNode(t, timeout)
-	p.recovers()
-	node.Freeze(t)
-	body := strings.Repeat("x", 1<<20) // 64 of them fill every buffer
-	for _, c := range callers(64, 1, func(int, string) error { return p.say(body) }) {
-		isAny(t, c.err, publisher.ErrUnknown, publisher.ErrNotSent)
-		assert.Less(t, c.took, timeout+slack)
-	}
-	node.Thaw(t)
-	p.recovers()
-}
-
 // During an alarm every call ends in time and Close does, too. After it publishing works again.
 func TestMemoryAlarm(t *testing.T) {
 	t.Parallel()
@@ -364,21 +267,4 @@ func TestNothingIsSentDuringAnAlarm(t *testing.T) {
 	places := p.client.published()
 	assert.Equal(t, places[0], places[len(places)-1], "another channel")
 	p.hasOnly("before", "first", "patient")
-}
-
-func TestCloseUnderAMemoryAlarmWithFullBuffers(t *testing.T) {
-	t.Parallel()
-	p, node := onNode(t, long)
-	require.NoError(t, p.say("before"))
-	memory(t, node, lowMemory)
-	results := p.begin(64, strings.Repeat("x", 1<<20))
-	p.unhealthy()
-	within(t, goodbye, "Close", p.Close)
-	within(t, 0, "the calls", func() {
-		for range cap(results) {
-			if err := <-results; err != nil {
-				isAny(t, err, publisher.ErrUnknown, publisher.ErrClosed)
-			}
-		}
-	})
 }

@@ -118,47 +118,6 @@ func TestFullQueueRefuses(t *testing.T) {
 	assert.Equal(t, places[0], places[len(places)-1], "a nack harms no channel")
 }
 
-func TestMissingExchangeLeavesTheOutcomeUnknown(t *testing.T) {
-	t.Parallel()
-	p := onBroker(t, nil)
-	require.NoError(t, p.say("before"))
-
-	err := p.Publish(t.Context(), "no-such-exchange", "k", amqp.Publishing{Headers: amqp.Table{}})
-	assert.ErrorIs(t, err, publisher.ErrUnknown)
-	assert.NotErrorIs(t, err, publisher.ErrRefused)
-	var reason *amqp.Error
-	require.ErrorAs(t, err, &reason)
-	assert.Equal(t, amqp.NotFound, reason.Code)
-
-	require.NoError(t, p.say("after"))
-	p.hasOnly("before", "after")
-	places := p.client.published()
-	require.Len(t, places, 3)
-	assert.NotEqual(t, places[0], places[1], "an exchange that has not worked yet shares a channel")
-	assert.Equal(t, places[0], places[2], "the common channel was closed")
-	assert.Equal(t, 1, p.client.connections())
-}
-
-// The publishes to a missing exchange close their own channel. The publishes of all others are
-// published once and confirmed.
-func TestMissingExchangeUnderManyCallers(t *testing.T) {
-	t.Parallel()
-	p := onBroker(t, nil)
-	const n, each = 32, 60
-	calls := callers(n, each, func(caller int, body string) error {
-		if caller == 0 {
-			err := p.Publish(t.Context(), "no-such-exchange", "k", amqp.Publishing{})
-			assert.ErrorIs(t, err, publisher.ErrUnknown)
-		}
-		return p.say(body)
-	})
-	for _, c := range calls {
-		assert.NoError(t, c.err, c.body)
-	}
-	assert.Equal(t, n*each, p.succeeded(calls))
-	assert.Equal(t, 1, p.client.connections())
-}
-
 // A message that AMQP cannot carry is refused before it is sent. Channel and connection live on.
 func TestUnsendableMessageHarmsNoOtherPublish(t *testing.T) {
 	t.Parallel()
@@ -260,30 +219,6 @@ func TestContextEndsTheWaitForAConnection(t *testing.T) {
 		})
 		assert.Zero(t, p.proxy.Publishes())
 	})
-}
-
-// Half of the callers give up within 4 ms, some of them while their message is being written. The
-// others do not notice.
-func TestShortContextsBreakNoOtherCall(t *testing.T) {
-	t.Parallel()
-	p := onBroker(t, nil)
-	const patient, hasty, each = 16, 16, 60
-	padding := strings.Repeat(".", 200<<10)
-	errHasty := errors.New("hasty")
-	calls := callers(patient+hasty, each, func(caller int, body string) error {
-		if caller < patient {
-			return p.say(body)
-		}
-		_ = p.sayWithin(time.Duration(rand.IntN(4000))*time.Microsecond, body+padding)
-		return errHasty
-	})
-	for _, c := range calls {
-		if !errors.Is(c.err, errHasty) {
-			assert.NoError(t, c.err, c.body)
-		}
-	}
-	assert.Equal(t, patient*each, p.succeeded(calls))
-	assert.Equal(t, 1, p.client.connections(), "the connection was ended")
 }
 
 // endsWith waits for the results of calls that were under way when the publisher was closed.

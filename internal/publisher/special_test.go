@@ -112,21 +112,3 @@ func TestAloneWhileTheBrokerIsAway(t *testing.T) {
 		require.ErrorIs(t, publish(), publisher.ErrClosed)
 	})
 }
-
-func TestDoRunsOnItsOwnChannel(t *testing.T) {
-	t.Parallel()
-	p := onBroker(t, nil)
-	queue := testbroker.Queue(t)
-	declare := func(durable, autoDelete bool) error {
-		return p.Do(t.Context(), func(ch *amqp.Channel) error {
-			_, err := ch.QueueDeclare(queue, durable, autoDelete, false, false, nil)
-			return err
-		})
-	}
-	require.NoError(t, declare(true, false))
-	require.NoError(t, p.sayTo(t.Context(), queue, "a"))
-	assert.Error(t, declare(false, true), "a conflict")
-	require.NoError(t, p.sayTo(t.Context(), queue, "b"))
-	places := p.client.published()
-	assert.Equal(t, places[0], places[1], "the channel of the publishes was closed")
-}
