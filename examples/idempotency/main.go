@@ -72,10 +72,8 @@ type Service struct {
 	Logger     watermill.LoggerAdapter
 
 	// Tests set these. The zero values are the defaults.
-	retriesURL     string         // of hand-overs; default URL
-	confirmTimeout time.Duration  // 10 s
-	policy         backoff.Policy // 1s 5s 30s
-	ready          func()         // called when it consumes
+	policy backoff.Policy // 1s 5s 30s
+	ready  func()         // called when it consumes
 }
 
 // Run handles messages until ctx is done.
@@ -84,16 +82,9 @@ func (s Service) Run(ctx context.Context) (err error) {
 	if policy == nil {
 		policy = backoff.List{time.Second, 5 * time.Second, 30 * time.Second}
 	}
-	options := []topology.Option{topology.WithLogger(s.Logger)}
-	if s.confirmTimeout > 0 {
-		options = append(options, topology.WithConfirmTimeout(s.confirmTimeout))
-	}
 	cfg := amqp.NewDurableQueueConfig(s.URL)
-	conn := cfg.Connection
-	if s.retriesURL != "" {
-		conn.AmqpURI = s.retriesURL
-	}
-	client, err := topology.Open(ctx, conn, topology.PerQueue{}, options...)
+	client, err := topology.Open(ctx, cfg.Connection, topology.PerQueue{},
+		topology.WithLogger(s.Logger))
 	if err != nil {
 		return err
 	}

@@ -1,10 +1,8 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"net"
-	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -85,15 +83,8 @@ func quickRules(t *testing.T) string {
 // queue.
 func firings(t *testing.T, prom, expr string) []string {
 	t.Helper()
-	var answer struct {
-		Data struct {
-			Result []struct{ Metric map[string]string }
-		}
-	}
-	text := get(t, prom+"/api/v1/query?query="+url.QueryEscape(expr))
-	require.NoError(t, json.Unmarshal([]byte(text), &answer), text)
 	var found []string
-	for _, result := range answer.Data.Result {
+	for _, result := range query(t, prom, expr) {
 		name := strings.TrimPrefix(result.Metric["alertname"], "MillpondBroker")
 		found = append(found, strings.TrimSpace(name+" "+result.Metric["queue"]))
 	}

@@ -3,8 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -107,18 +105,14 @@ func TestArguments(t *testing.T) {
 		code int
 		says string
 	}{
-		"help":         {[]string{"--help"}, 0, "Usage: webhooks"},
-		"unknown flag": {[]string{"--urls", "x"}, 2, "flag provided but not defined"},
+		"help": {[]string{"--help"}, 0, "Usage: webhooks"},
 		"unknown strategy": {
 			[]string{"--strategy", "own"},
 			2,
 			`unknown strategy "own": perqueue, perattempt, shared, levels, delayed, native or`,
 		},
 		"unknown type": {[]string{"--type", "stream"}, 2, `unknown type "stream": quorum or classic`},
-		"none":         {[]string{"--deliveries", "0"}, 2, "0 deliveries: from 1 to 1000"},
 		"too many":     {[]string{"--deliveries", "1001"}, 2, "1001 deliveries: from 1 to 1000"},
-		"argument":     {[]string{"now"}, 2, `unexpected argument "now"`},
-		"no URL":       {[]string{"--url", "nowhere"}, 1, "AMQP URL is invalid"},
 		"no broker": {
 			[]string{"--url", "amqp://guest:secret@127.0.0.1:1/"},
 			1,
@@ -135,34 +129,4 @@ func TestArguments(t *testing.T) {
 			require.NotContains(t, stderr.String(), "secret")
 		})
 	}
-}
-
-func TestLinesStandAboveTheProgressLine(t *testing.T) {
-	t.Parallel()
-	var out bytes.Buffer
-	s := screen{out: &out, live: true}
-	s.print("before\n")
-	stop := s.follow(func() string { return "1 of 2" })
-	s.print("line\n")
-	stop()
-	s.print("after\n")
-	const progress = "\x1b[?7l1 of 2\x1b[?7h"
-	// It may have been drawn many times in between.
-	got := strings.ReplaceAll(out.String(), "\r\x1b[K"+progress, "")
-	require.Equal(t, "before\n\r\x1b[Kline\n"+progress+"\r\x1b[Kafter\n", got)
-}
-
-func TestNoProgressLineElsewhere(t *testing.T) {
-	t.Parallel()
-	var out bytes.Buffer
-	s := screen{out: &out, live: isTerminal(&out)}
-	stop := s.follow(func() string { return "1 of 2" })
-	s.print("%s\n", "line")
-	stop()
-	require.Equal(t, "line\n", out.String())
-
-	file, err := os.Create(filepath.Join(t.TempDir(), "out"))
-	require.NoError(t, err)
-	defer file.Close()
-	require.False(t, isTerminal(file))
 }

@@ -2,12 +2,9 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
-	"net/http"
 	"testing"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/examples/internal/webhook"
@@ -81,26 +78,6 @@ func TestSenderMeetsReceiver(t *testing.T) {
 	}
 }
 
-// Given the receiver's Retry-After in both forms, in the middle of a second, then the library reads
-// the same delay.
-func TestRetryAfterOfReceiver(t *testing.T) {
-	t.Parallel()
-	for _, date := range []bool{false, true} {
-		header := http.Header{}
-		setRetryAfter(header, answer{status: 429, after: 2 * time.Second, date: date},
-			noon.Add(987*time.Millisecond))
-		busy := middleware.RetryAfterHeader(errors.New("busy"), header, time.Hour)
-		broker := middlewaretest.NewBroker()
-		retry, err := webhook.NewRetry(broker)
-		require.NoError(t, err)
-		msg := middlewaretest.NewMessage(middleware.Delivery{Queue: "webhooks"}, nil)
-		handle := middlewaretest.Consumer(func(*message.Message) error { return busy })
-		_, err = retry.Middleware(handle)(msg)
-		require.NoError(t, err)
-		require.Equal(t, 2*time.Second, broker.Calls()[0].Delay)
-	}
-}
-
 func TestSameSeedDealsSamePlan(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, deal(200, 7), deal(200, 7))
@@ -131,32 +108,5 @@ func TestPlanHasEveryAnswerAndEnd(t *testing.T) {
 		} {
 			require.NotZero(t, answers[want], "%s, seed %d", want, seed)
 		}
-	}
-}
-
-func TestAnswers(t *testing.T) {
-	t.Parallel()
-	tests := []struct {
-		answer answer
-		text   string
-		waits  []time.Duration // after the first failure, and after the fourth
-	}{
-		{answer{status: 500}, "500", []time.Duration{500 * time.Millisecond, 4 * time.Second}},
-		{
-			answer{status: 429, after: 3 * time.Second},
-			"429 in 3s",
-			[]time.Duration{3 * time.Second, 4 * time.Second},
-		},
-		{
-			answer{status: 429, after: time.Second, date: true},
-			"429 in 1s (date)",
-			[]time.Duration{time.Second, 4 * time.Second},
-		},
-		{dropped, "dropped", []time.Duration{250 * time.Millisecond, 2 * time.Second}},
-		{hangs, "no answer", []time.Duration{250 * time.Millisecond, 2 * time.Second}},
-	}
-	for _, test := range tests {
-		require.Equal(t, test.text, test.answer.String(), test.text)
-		require.Equal(t, test.waits, []time.Duration{test.answer.wait(1), test.answer.wait(4)}, test.text)
 	}
 }
