@@ -69,6 +69,8 @@ type Attached struct {
 	goneWithCtx bool // Gone is the end of ctx
 	hasWaited   bool
 
+	adopted bool // no Subscriber has attached it
+
 	retry, outer *DelayedRetry // the innermost and the outermost around the handler
 
 	told  told
@@ -125,6 +127,7 @@ func adopt(msg *message.Message) *Attached {
 		return value, ok
 	})
 	d.Attach(msg)
+	d.adopted = true
 	return d
 }
 

@@ -103,7 +103,11 @@ func (f *failed) handOver(o *outcome) error {
 		f.d.progress.Store(handedOver)
 		return nil
 	}
-	f.logNotHandedOver(o, err)
+	if f.d.adopted && errors.Is(err, ErrNotDelivered) {
+		f.slowDown(err)
+	} else {
+		f.logNotHandedOver(o, err)
+	}
 	kind := ErrNotHandedOver
 	if errors.Is(err, hold.ErrGone) {
 		kind = ErrInterrupted

@@ -27,6 +27,7 @@ type DelayedRetry struct {
 	events  *observe.List[Event] // nil without observers
 	watched bool                 // a success is counted or told
 	warned  struct{ poison, delayed, again atomic.Bool }
+	foreign foreign
 }
 
 // NewDelayedRetry returns a DelayedRetry that asks policy about every failure and gives
