@@ -216,9 +216,10 @@ func (l limits) policies() []backoff.Policy {
 
 // Logged for a message that arrives past its limit.
 var (
-	errPastLimit = errors.New("message arrived past its limit: its count is forged, another " +
-		"consumer has a longer policy, or with native.Strategy a process ended in its last attempt; " +
-		"give all consumers of a queue the same policy and limits")
+	errPastLimit = errors.New("message arrived past its limit: the policy was shortened while it " +
+		"waited, or another consumer of the queue has a longer one: give all consumers the same policy " +
+		"and limits; with native.Strategy a process may have ended in its last attempt; else its count " +
+		"is forged")
 	errPastDeadline = errors.New("message arrived past its deadline: " +
 		"its own expiration ended while it waited")
 )

@@ -74,6 +74,21 @@ func (r *DelayedRetry) TellDeadLetter(ctx context.Context, dead DeadLetter) {
 // order, as topology.ForPolicy takes them. The caller owns the slice.
 func (r *DelayedRetry) Policies() []backoff.Policy { return r.limits.policies() }
 
+// PoliciesFor returns the policies that the messages of a queue and topic may ask: those of
+// WithPolicyFor whose Queue and Topic fit, and the policy of NewDelayedRetry unless one of them is
+// for all failures there. The caller owns the slice.
+func (r *DelayedRetry) PoliciesFor(queue, topic string) (found []backoff.Policy) {
+	for _, rule := range r.limits.rules {
+		if !anyOr(rule.Queue, queue) || !anyOr(rule.Topic, topic) {
+			continue
+		}
+		if found = append(found, rule.policy); rule.Handler == "" && rule.Error == nil {
+			return found
+		}
+	}
+	return append(found, r.limits.policy)
+}
+
 // Middleware returns h with delayed retries around it. If h succeeds, its messages are
 // returned untouched. If it fails, they are dropped, as the router does, and the result is
 // nil once the message was handed over. A message that arrives past its limit is

@@ -291,7 +291,7 @@ func TestAMessagePastItsLimitIsNotHandled(t *testing.T) {
 	assert.Equal(t, "Message dead-lettered without being handled", line.Msg)
 	assert.Equal(t, fields, line.Fields)
 	assert.ErrorContains(t, line.Err,
-		"message arrived past its limit: its count is forged, another consumer has a longer policy")
+		"message arrived past its limit: the policy was shortened while it waited")
 	told.want(t, middleware.EventDeadLettered)
 	if e := told.all[0]; e.Called || e.Err != nil || e.Reason != "exhausted" || e.Attempt != 4 ||
 		e.Failures != 3 {

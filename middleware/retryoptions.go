@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -191,15 +192,16 @@ func WithLogger(logger watermill.LoggerAdapter) Option {
 	}
 }
 
-// WithObserver adds observers, which are told of each event in their order. They replace the
-// observers of the republisher. The Subscriber tells the observers of topology.WithObserver its
-// own decisions, so the same observers belong there; each event is told once. If two
-// DelayedRetry are around a handler, the observers of the deciding one are told.
+// WithObserver adds observers, which are told of each event in their order, after the observers of
+// the republisher. One that is among both is told once, unless its values cannot be compared, as
+// those of ObserverFunc cannot. The Subscriber tells its own decisions to the observers of
+// topology.WithObserver alone, so an observer of everything belongs there. If two DelayedRetry are
+// around a handler, the observers of the deciding one are told.
 //
 // WithDeadLetterHook has the history and the message of a dead letter. An Event has neither,
 // because there is one for each message.
 //
-// Default: the observers of the republisher, if it has any; else no event is made.
+// Default: the observers of the republisher alone; without any no event is made.
 func WithObserver(observers ...Observer) Option {
 	return func(s *settings) error {
 		s.observers = append(s.observers, observers...)
@@ -348,14 +350,19 @@ func newSettings(
 	return s, errors.Join(append(problems, s.checkBudgets())...)
 }
 
-// inherit takes the logger and the observers of the republisher, if no option names others.
+// inherit takes the logger of the republisher, if no option names one, and puts its observers before
+// those of the options.
 func (s *settings) inherit(republisher Republisher) {
 	if c, ok := republisher.(client); ok && !nils.Is(republisher) {
 		if s.logger == nil {
 			s.logger = c.Logger()
 		}
-		if s.observers == nil {
-			s.observers = slices.Clone(c.Observers())
+		own := s.observers
+		s.observers = slices.Clone(c.Observers())
+		for _, o := range own {
+			if nils.Is(o) || !reflect.ValueOf(o).Comparable() || !slices.Contains(s.observers, o) {
+				s.observers = append(s.observers, o)
+			}
 		}
 	}
 	if nils.Is(s.logger) {

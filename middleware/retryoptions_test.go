@@ -138,6 +138,12 @@ func TestPolicies(t *testing.T) {
 	lines := logger.Captured()[watermill.InfoLogLevel]
 	require.Len(t, lines, 1)
 	assert.Equal(t, backoff.Remarks(unbounded)[0], lines[0].Fields["remark"])
+	retry = newRetry(t, newBroker(), policyFor(selector{Queue: "a", Error: retryableErrors(errBoom)},
+		every(2)), policyFor(selector{Topic: "b"}, every(3)), policyFor(selector{Handler: "h"}, every(4)))
+	base := retry.Policies()[0]
+	assert.Equal(t, []backoff.Policy{every(2), every(4), base}, retry.PoliciesFor("a", "a"))
+	assert.Equal(t, []backoff.Policy{every(3)}, retry.PoliciesFor("b", "b"), "nothing else is asked")
+	assert.Equal(t, []backoff.Policy{every(4), base}, retry.PoliciesFor("c", "c"))
 }
 
 // every is a policy that can be told from others by its delay.
@@ -280,8 +286,6 @@ func (client) OnDeadLetter(func(context.Context, middleware.DeadLetter)) {}
 
 func (c client) logged() bool { return len(c.logger.Captured()) > 0 }
 
-func (c client) observed() bool { return len(c.observer.all) > 0 }
-
 func (c client) Observers() []middleware.Observer {
 	if c.observer == nil {
 		return nil
@@ -289,23 +293,23 @@ func (c client) Observers() []middleware.Observer {
 	return []middleware.Observer{c.observer}
 }
 
-// Given a client with a logger and an observer, when a handler fails, then they are told
-// unless an option names others.
+// Given a client with a logger and an observer, when a handler fails, then both are told, unless an
+// option names another logger; an observer of an option is told as well, and the same one once.
 func TestLoggerAndObserversOfTheRepublisher(t *testing.T) {
 	t.Parallel()
 	for _, ownLogger := range []bool{true, false} {
 		theirs := client{newBroker(), watermill.NewCaptureLogger(), new(events)}
 		own := client{nil, watermill.NewCaptureLogger(), new(events)}
-		chosen := withLogger(own.logger)
-		if !ownLogger {
-			chosen = withObserver(own.observer)
+		chosen := options{withObserver(own.observer, theirs.observer)}
+		if ownLogger {
+			chosen = options{withLogger(own.logger)}
 		}
-		h := newRetry(t, theirs, chosen).Middleware(failsWith(errBoom))
+		h := newRetry(t, theirs, chosen...).Middleware(failsWith(errBoom))
 		acked(t, h, newMessage(delivery{}))
 		assert.Equal(t, !ownLogger, theirs.logged())
 		assert.Equal(t, ownLogger, own.logged())
-		assert.Equal(t, ownLogger, theirs.observed())
-		assert.Equal(t, !ownLogger, own.observed())
+		assert.Len(t, theirs.observer.all, 1)
+		assert.Equal(t, !ownLogger, len(own.observer.all) == 1)
 	}
 	// A client without either is fine.
 	h := newRetry(t, client{Broker: newBroker()}).Middleware(failsWith(errBoom))

@@ -45,6 +45,7 @@ type Client struct {
 	mu          sync.Mutex
 	closed      bool
 	watched     map[string]bool // stranded queues
+	planned     map[string]bool // queues of the plans so far
 	subscribers map[*Subscriber]struct{}
 	publishers  map[*Publisher]struct{}
 	hooks       []func(context.Context, middleware.DeadLetter) // of OnDeadLetter
@@ -106,6 +107,7 @@ func open(
 	})
 	return &Client{
 		stop: stop, stopping: stopping, watched: make(map[string]bool),
+		planned:   make(map[string]bool),
 		frame:     frame,
 		strategy:  strategy,
 		opts:      opts,
@@ -118,6 +120,26 @@ func open(
 		subscribers: make(map[*Subscriber]struct{}),
 		publishers:  make(map[*Publisher]struct{}),
 	}, nil
+}
+
+// manyQueues is a number of queues that a broker feels: each quorum queue is a process with a log.
+const manyQueues = 200
+
+// countQueues warns once when the plans of this client have many queues.
+func (c *Client) countQueues(plan Plan) {
+	c.mu.Lock()
+	before := len(c.planned)
+	for _, q := range plan.Queues {
+		c.planned[q.Name] = true
+	}
+	n := len(c.planned)
+	c.mu.Unlock()
+	if before <= manyQueues && n > manyQueues {
+		c.opts.logger.Info("Warning: the Subscribers of this client need many queues: use "+
+			"topology.Shared, whose wait queues serve all queues, give handlers the same delays, or name "+
+			"Queue or Topic in the Selector of a policy",
+			watermill.LogFields{"queues": n, "many": manyQueues})
+	}
 }
 
 // Republish implements middleware.Republisher: it publishes the delivery behind msg as it

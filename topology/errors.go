@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
@@ -137,6 +138,10 @@ func withWayOut(err error) error {
 		return fmt.Errorf("use brokers of one cluster for a Client and its Subscribers and "+
 			"Publishers, because a retry on another cluster never comes back; WithoutClusterCheck "+
 			"switches this check off: %w", err)
+	case errors.Is(err, amqp.ErrCredentials),
+		isCode(err, amqp.AccessRefused) && strings.Contains(err.Error(), "Login was refused"):
+		return fmt.Errorf("the broker does not know this user with this password: correct one of them; "+
+			"the user guest may connect from the broker's own machine only: %w", err)
 	case isCode(err, amqp.AccessRefused):
 		return fmt.Errorf("the user may not: grant it the permissions that Plan.Permissions lists: %w",
 			err)

@@ -187,8 +187,9 @@ func WithControlUsers(names ...string) Option {
 type SubscriberOption func(*subscriberOptions) error
 
 type subscriberOptions struct {
-	delays         []time.Duration // nil: not known
-	unlisted       bool            // some policy cannot list its delays
+	retries        []*middleware.DelayedRetry // of For
+	delays         []time.Duration            // nil: not known
+	unlisted       bool                       // some policy cannot list its delays
 	drainTimeout   time.Duration
 	requeue        bool
 	concurrency    int
@@ -231,8 +232,9 @@ func ForPolicy(policies ...backoff.Policy) SubscriberOption {
 	}
 }
 
-// For declares the wait queues of the delays that any policy of a DelayedRetry may ask for, as
-// ForPolicy does with retry.Policies(). ForPolicy is for programs without the middleware. The
+// For declares the wait queues of the delays that the policies of a DelayedRetry may ask for, as
+// ForPolicy does with retry.PoliciesFor(queue, topic): a policy whose Selector names a Queue or
+// Topic adds wait queues there alone. ForPolicy is for programs without the middleware. The
 // hooks of the DelayedRetry are told of the dead letters that the Subscriber makes by itself; see
 // middleware.WithDeadLetterHook. A budget.Budget with Brake stops the Subscribers whose For
 // names its DelayedRetry, and no others. Several For add up.
@@ -251,8 +253,20 @@ func For(retry *middleware.DelayedRetry) SubscriberOption {
 				o.brakes = append(o.brakes, b)
 			}
 		}
-		return ForPolicy(retry.Policies()...)(o)
+		o.retries = append(o.retries, retry)
+		return nil
 	}
+}
+
+// at returns the options of a subscription, with the delays of For.
+func (o subscriberOptions) at(queue, topic string) (subscriberOptions, error) {
+	o.delays = slices.Clone(o.delays)
+	for _, retry := range o.retries {
+		if err := ForPolicy(retry.PoliciesFor(queue, topic)...)(&o); err != nil {
+			return o, err
+		}
+	}
+	return o, nil
 }
 
 // WithDrainTimeout bounds how long Close waits for the messages in progress. Until then handlers

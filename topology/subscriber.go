@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -195,8 +196,12 @@ func (s *Subscriber) SubscribeInitialize(topic string) error {
 func (s *Subscriber) newSubscription(
 	ctx context.Context, topic string,
 ) (*consumer.Subscription, Plan, error) {
-	queue, c, o := s.cfg.queueName(topic), s.client, &s.opts
-	plan, err := planWith(c.strategy, queue, s.opts)
+	queue, c := s.cfg.queueName(topic), s.client
+	o, err := s.opts.at(queue, topic)
+	var plan Plan
+	if err == nil {
+		plan, err = planWith(c.strategy, queue, o)
+	}
 	if err == nil {
 		err = checkFrame(s.frame, plan)
 	}
@@ -204,7 +209,8 @@ func (s *Subscriber) newSubscription(
 		return nil, Plan{}, err
 	}
 	logger := c.opts.logger.With(watermill.LogFields{"topic": topic, "queue": queue})
-	s.warnings(topic, plan, logger)
+	s.warnings(topic, plan, o.delays, logger)
+	c.countQueues(plan)
 	source := &source{subscriber: s, topic: topic, plan: plan, logger: logger}
 	waits := plan.toConsumer()
 	again := &redeclarer{
@@ -275,7 +281,9 @@ func (s *Subscriber) Close() error {
 }
 
 // warnings logs settings that are allowed but may surprise.
-func (s *Subscriber) warnings(topic string, plan Plan, logger watermill.LoggerAdapter) {
+func (s *Subscriber) warnings(
+	topic string, plan Plan, delays []time.Duration, logger watermill.LoggerAdapter,
+) {
 	if again := s.cfg.queueName(topic); again != plan.Queue {
 		logger.Info("Warning: the name of the queue changes with every call; messages that wait for "+
 			"it are held or lost when the process is gone", nil)
@@ -286,11 +294,11 @@ func (s *Subscriber) warnings(topic string, plan Plan, logger watermill.LoggerAd
 			"own Subscriber cannot decode",
 			watermill.LogFields{"exchange": strings.Join(r.Exchanges, ", ")})
 	}
-	if plan.rejects() && !slices.ContainsFunc(s.opts.delays, plan.holds) {
+	if plan.rejects() && !slices.ContainsFunc(delays, plan.holds) {
 		logger.Info("Warning: no delay of the policy is known that the queue itself can hold a message "+
 			"for, so that every failed message takes a wait queue: use backoff.Linear with the Min of "+
 			"native.Strategy as Initial and Step, or another strategy",
-			watermill.LogFields{"min": plan.RejectMin, "max": plan.RejectMax, "delays": s.opts.delays})
+			watermill.LogFields{"min": plan.RejectMin, "max": plan.RejectMax, "delays": delays})
 	}
 	if gaps := plan.gaps(); len(gaps) > 0 {
 		logger.Info("Two wait steps lie more than twelve times apart, so a delay between them, of a "+

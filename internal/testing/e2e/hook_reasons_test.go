@@ -186,6 +186,28 @@ func TestABadHookHoldsNothingUp(t *testing.T) {
 	})
 }
 
+// Given a policy for one queue, when a Subscriber with For declares two queues, then the wait queues
+// of that policy are declared for its queue alone, and those of the other policy for the other.
+func TestForPlansAPolicyWhereItIsAsked(t *testing.T) {
+	t.Parallel()
+	url, one, other := testbroker.URL(t), testbroker.Queue(t), testbroker.Queue(t)
+	client := rig.OpenClient(t, url, topology.PerQueue{})
+	retry, err := middleware.NewDelayedRetry(client, backoff.List{2 * time.Second},
+		middleware.WithPolicyFor(middleware.Selector{Queue: one}, backoff.List{3 * time.Second}))
+	require.NoError(t, err)
+	sub, err := client.NewSubscriber(rig.QueueConfig(url), topology.For(retry))
+	require.NoError(t, err)
+	for _, queue := range []string{one, other} {
+		rig.RemovePlan(t, url, topology.PerQueue{}, queue, backoff.List{2 * time.Second, 3 * time.Second})
+		require.NoError(t, sub.SubscribeInitialize(queue))
+	}
+	for queue, depth := range map[string]int{
+		one + ".wait.3s": 0, one + ".wait.2s": -1, other + ".wait.2s": 0, other + ".wait.3s": -1,
+	} {
+		require.Equal(t, depth, testbroker.Depth(t, url, queue), queue)
+	}
+}
+
 // Given two services of one Client, when one of their Subscribers makes a dead letter, then with
 // For it tells the hook that For names, and without For the hooks of both.
 func TestForNamesTheHook(t *testing.T) {

@@ -276,6 +276,10 @@ func TestOpenNamesEveryProblem(t *testing.T) {
 		"no broker": {"amqp://user:" + secret + "@127.0.0.1:1/", topology.PerQueue{}, nil, []string{
 			"127.0.0.1:1", "refused", "the broker cannot be reached: start it or correct the address",
 		}},
+		"another password": {
+			strings.Replace(testbroker.URL(t), "guest:guest", "guest:"+secret, 1), topology.PerQueue{}, nil,
+			[]string{"does not know this user with this password"},
+		},
 		"everything": {
 			"", nil,
 			[]topology.Option{nil, topology.WithLogger(nil), topology.WithConfirmTimeout(0)},
