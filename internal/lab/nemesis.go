@@ -63,14 +63,15 @@ func (n *nemesis) quietSince() time.Time {
 }
 
 // follow lets the lanes of faults strike until the end of the run's length, and returns when the
-// last is over.
+// last is over. A schedule by hand strikes whole, also where a slow machine makes a fault late.
 func (n *nemesis) follow(ctx context.Context, s schedule) {
 	began := time.Now()
 	var lanes sync.WaitGroup
 	for _, faults := range s {
 		lanes.Go(func() {
 			for _, f := range faults {
-				if !rest(ctx, time.Until(began.Add(f.At))) || time.Since(began) > n.Length {
+				if !rest(ctx, time.Until(began.Add(f.At))) ||
+					n.Schedule == nil && time.Since(began) > n.Length {
 					return
 				}
 				n.strike(ctx, f)
