@@ -350,8 +350,8 @@ func newSettings(
 	return s, errors.Join(append(problems, s.checkBudgets())...)
 }
 
-// inherit takes the logger of the republisher, if no option names one, and puts its observers before
-// those of the options.
+// inherit takes the logger of the republisher, if no option names one, and puts its observers
+// before those of the options.
 func (s *settings) inherit(republisher Republisher) {
 	if c, ok := republisher.(client); ok && !nils.Is(republisher) {
 		if s.logger == nil {

@@ -186,8 +186,8 @@ func TestABadHookHoldsNothingUp(t *testing.T) {
 	})
 }
 
-// Given a policy for one queue, when a Subscriber with For declares two queues, then the wait queues
-// of that policy are declared for its queue alone, and those of the other policy for the other.
+// Given a policy for one queue, when a Subscriber with For declares two queues, then the wait
+// queues of that policy are declared for its queue alone, and those of the other for the other.
 func TestForPlansAPolicyWhereItIsAsked(t *testing.T) {
 	t.Parallel()
 	url, one, other := testbroker.URL(t), testbroker.Queue(t), testbroker.Queue(t)

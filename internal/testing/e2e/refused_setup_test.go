@@ -277,8 +277,8 @@ func TestOpenNamesEveryProblem(t *testing.T) {
 			"127.0.0.1:1", "refused", "the broker cannot be reached: start it or correct the address",
 		}},
 		"another password": {
-			strings.Replace(testbroker.URL(t), "guest:guest", "guest:"+secret, 1), topology.PerQueue{}, nil,
-			[]string{"does not know this user with this password"},
+			strings.Replace(testbroker.URL(t), "guest:guest", "guest:"+secret, 1),
+			topology.PerQueue{}, nil, []string{"does not know this user with this password"},
 		},
 		"everything": {
 			"", nil,
