@@ -278,7 +278,9 @@ func TestOpenNamesEveryProblem(t *testing.T) {
 		}},
 		"another password": {
 			strings.Replace(testbroker.URL(t), "guest:guest", "guest:"+secret, 1),
-			topology.PerQueue{}, nil, []string{"does not know this user with this password"},
+			topology.PerQueue{},
+			nil,
+			[]string{"does not know this user with this password"},
 		},
 		"everything": {
 			"", nil,
