@@ -9,6 +9,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/internal/excerpt"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
@@ -153,27 +154,8 @@ func (a app) eachPlan(
 }
 
 // verify verifies a plan. If its wait queues are a guess, a missing one is not critical.
-func (s *session) verify(
-	ctx context.Context, plan topology.Plan,
-) (report operate.Report, err error) {
-	if main, ok := s.found(plan.Queue); ok && main.PlanErr != nil &&
-		plan.Dead.Exchange == main.Plan.Dead.Exchange &&
-		plan.Dead.RoutingKey == main.Plan.Dead.RoutingKey {
-		f := operate.Finding{
-			Severity: operate.Critical, Problem: operate.Unchecked, Kind: "queue", Name: plan.Queue,
-			Text: "nothing else was checked: " + main.PlanErr.Error(),
-		}
-		if len(main.Dead) == 0 {
-			f.Severity, f.Text = operate.Warning, "nothing else was checked, because its dead-letter queue "+
-				"is not known: name it with --dlq"
-		}
-		report, err = s.operator.Inspect(ctx, plan)
-		report.Findings = append(s.unclear(plan.Queue), f)
-		return report, err
-	}
-	if report, err = s.operator.Verify(ctx, plan); s.vhost != nil {
-		report.Findings = append(report.Findings, s.unclear(plan.Queue)...)
-	}
+func (s *session) verify(ctx context.Context, plan topology.Plan) (operate.Report, error) {
+	report, err := overview.Verify(ctx, s.operator, s.vhost, plan)
 	if s.guesses() {
 		soften(plan, report.Findings)
 	}
@@ -213,24 +195,6 @@ func criticalFirst(findings []operate.Finding) {
 	slices.SortStableFunc(findings, func(a, b operate.Finding) int {
 		return strings.Compare(string(a.Severity), string(b.Severity))
 	})
-}
-
-// unclear returns findings about everything that the broker does not tell of a queue.
-func (s *session) unclear(queue string) []operate.Finding {
-	var findings []operate.Finding
-	for _, u := range s.vhost.Unclear {
-		f := operate.Finding{
-			Severity: operate.Warning, Problem: operate.Unchecked, Kind: "queue", Name: queue, Text: u.Text,
-		}
-		switch u.Queue {
-		case queue:
-			findings = append(findings, f)
-		case "":
-			f.Kind, f.Name = "broker", ""
-			findings = append(findings, f)
-		}
-	}
-	return findings
 }
 
 func (a app) printFindings(findings []operate.Finding, none string) {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/topology/operate"
 	"github.com/millpond-go/millpond/topology/operate/doctor"
 )
@@ -109,15 +110,15 @@ func (h *Handler) lookVerify(w http.ResponseWriter, r *http.Request) error {
 			var found verified
 			for _, main := range mains {
 				note(fmt.Sprintf("%s of %s", digits(found.queues), plural(len(mains), "queue")))
-				report, err := o.Verify(ctx, main.Plan)
+				report, err := overview.Verify(ctx, o, &s.Vhost, main.Plan)
 				switch {
 				case ctx.Err() != nil:
 					return nil, err
 				case err != nil:
-					report.Findings = []operate.Finding{{
+					report.Findings = append(report.Findings, operate.Finding{
 						Severity: operate.Critical, Problem: operate.Conflicting, Kind: "queue",
 						Name: main.Name, Text: err.Error(),
-					}}
+					})
 				}
 				found.queues++
 				for _, f := range report.Findings {
