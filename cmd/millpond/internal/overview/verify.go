@@ -44,6 +44,7 @@ func Verify(
 			"dead-letter queue is not known: name it with --dlq"
 	}
 	report, err := o.Inspect(ctx, plan)
-	report.Findings = append(unclear, unchecked)
+	unclear = append(unclear, unchecked)
+	report.Findings = unclear
 	return report, err
 }
