@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/urfave/cli/v3"
@@ -214,13 +215,17 @@ func (s *session) printStopped() {
 		if b.Unknown {
 			state = "not known: "
 		}
-		fmt.Fprintln(s.out, s.colour(red, state+harmless(brakeText(b))))
+		fmt.Fprintln(s.out, s.colour(red, state+harmless(brakeText(b, s.vhost.QueuesOf(b.Name)...))))
 	}
 }
 
-// brakeText says in a sentence since when a brake is stopped, by whom, why and who probes.
-func brakeText(b header.BrakeState) string {
+// brakeText says in a sentence which queues a brake has stopped, since when, by whom, why and who
+// probes.
+func brakeText(b header.BrakeState, queues ...string) string {
 	text := "brake " + b.Name
+	if len(queues) > 0 {
+		text += " of " + strings.Join(queues, ", ")
+	}
 	if b.Since.IsZero() {
 		return text + ": the process that probes does not answer, so that nothing more is known"
 	}
@@ -248,5 +253,10 @@ func brakeText(b header.BrakeState) string {
 
 // completeBrakes offers the names of brakes.
 func (a app) completeBrakes(ctx context.Context, c *cli.Command) {
-	a.complete(ctx, c, func(found operate.View) []string { return found.Brakes })
+	a.complete(ctx, c, func(found operate.View) (names []string) {
+		for _, b := range found.Brakes {
+			names = append(names, b.Name)
+		}
+		return names
+	})
 }

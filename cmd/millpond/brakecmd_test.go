@@ -2,6 +2,8 @@ package main
 
 import (
 	"encoding/json"
+	"io"
+	"net/http/httptest"
 	"regexp"
 	"strings"
 	"testing"
@@ -9,7 +11,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/cmd/millpond/page"
 	"github.com/millpond-go/millpond/internal/fleet"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/header"
 )
@@ -61,6 +65,30 @@ func TestBrakeByHand(t *testing.T) {
 		ask("brake", "start", "payments"))
 	require.Equal(t, done("brake payments was not stopped\n"), ask("brake", "start", "payments"))
 	require.NotContains(t, ask("status").out, "stopped")
+
+	const shop = "mail of the shop"
+	for _, queue := range []string{"orders", "mail"} { // of two processes
+		rig.StartBraked(t, rig.Braked{URL: h.URL, Queue: queue, Name: shop, Handle: rig.Succeed})
+	}
+	require.Contains(t, ask("brake", "stop", shop).out, "brake "+shop+" is stopped")
+	rig.WaitFor(t, "the names of the queues", func() bool {
+		return strings.HasPrefix(ask("status").out, "stopped: brake "+shop+" of mail, orders since ")
+	})
+	handler, err := page.New(page.Config{URL: h.URL, Management: h.API})
+	require.NoError(t, err)
+	server := httptest.NewServer(handler)
+	t.Cleanup(func() {
+		server.Close()
+		require.NoError(t, handler.Close())
+	})
+	rig.WaitFor(t, "the page to look", func() bool {
+		resp, err := server.Client().Get(server.URL)
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		return strings.Contains(string(body), "<code>mail</code>, <code>orders</code> are not consumed")
+	})
 }
 
 func firstLine(text string) string {

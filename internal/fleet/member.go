@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -68,6 +69,10 @@ type Member struct {
 	once  sync.Once
 	said  bool // the present trouble is logged
 
+	mu     sync.Mutex
+	queues []string      // that this process consumes, or has consumed
+	more   chan struct{} // a queue has come
+
 	// The goroutine of Run alone has these.
 	rates  map[string]float64 // of the members that are known
 	others float64            // the rates of members that have left
@@ -85,7 +90,7 @@ type Member struct {
 func NewMember(cfg Config) *Member {
 	m := &Member{
 		Config: cfg, name: cfg.Brake.State().Name, ready: make(chan struct{}),
-		rates: map[string]float64{},
+		rates: map[string]float64{}, more: make(chan struct{}, 1),
 	}
 	m.Logger = m.Logger.With(watermill.LogFields{"brake": m.name})
 	return m
@@ -93,6 +98,21 @@ func NewMember(cfg Config) *Member {
 
 // Ready is closed when the state of the brake is known for the first time, or cannot be known.
 func (m *Member) Ready() <-chan struct{} { return m.ready }
+
+// Serve shows operators that this process consumes the queue: the queue for its news is bound with
+// that routing key, too, which a fanout exchange ignores.
+func (m *Member) Serve(queue string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if slices.Contains(m.queues, queue) {
+		return
+	}
+	m.queues = append(m.queues, queue)
+	select {
+	case m.more <- struct{}{}:
+	default:
+	}
+}
 
 // Run takes part until ctx is done. While the broker cannot be reached, it tries again.
 func (m *Member) Run(ctx context.Context) {

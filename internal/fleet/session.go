@@ -24,6 +24,7 @@ type session struct {
 	news     <-chan amqp.Delivery
 	tokens   <-chan amqp.Delivery
 	queue    string // of the news
+	shown    int    // of Member.queues
 	tag      string // of the consumer of tokens
 	user     string // in all messages; "" without ControlUsers
 	mine     string // the id of the token that this process has published last
@@ -128,11 +129,29 @@ func (s *session) declare() error {
 	if err := s.ch.QueueBind(s.queue, "", part, false, nil); err != nil {
 		return fmt.Errorf("bind queue %q to exchange %q: %w", s.queue, part, err)
 	}
+	if err := s.showQueues(); err != nil {
+		return err
+	}
 	s.news, err = s.ch.Consume(s.queue, "", true, true, false, false, nil)
 	if err != nil {
 		return fmt.Errorf("consume queue %q: %w", s.queue, err)
 	}
 	return s.consume()
+}
+
+// showQueues shows operators the queues of this process that are not shown yet. It awaits no
+// answer, because a broker with an alarm gives none.
+func (s *session) showQueues() error {
+	s.mu.Lock()
+	queues := slices.Clone(s.queues)
+	s.mu.Unlock()
+	for ; s.shown < len(queues); s.shown++ {
+		err := s.ch.QueueBind(s.queue, queues[s.shown], Prefix+s.name, true, nil)
+		if err != nil {
+			return fmt.Errorf("bind queue %q: %w", s.queue, err)
+		}
+	}
+	return nil
 }
 
 // consume joins the end of the line of processes that may have the token.
@@ -194,6 +213,8 @@ func (s *session) run(ctx context.Context) error {
 			err = s.take(d)
 		case <-s.Brake.Trips():
 			err = s.stop()
+		case <-s.more:
+			err = s.showQueues()
 		case news := <-s.Brake.KeyNews():
 			s.tellKey(news)
 		case err = <-s.probed:

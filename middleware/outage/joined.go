@@ -59,6 +59,7 @@ func (p *part) Join(host seam.Host, queue string) (<-chan struct{}, func(), erro
 	if p.users++; p.users == 1 {
 		p.begin(host)
 	}
+	p.member.Serve(queue)
 	return p.member.Ready(), func() { p.leave(host.Owner) }, nil
 }
 

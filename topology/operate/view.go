@@ -53,9 +53,9 @@ type View struct {
 	// name: the broker does not show whose letters they keep. A queue without retries may have the
 	// same arguments.
 	Unclaimed []Queue
-	// Brakes are the names of the brakes of the services, sorted. Stopped are those that are stopped,
-	// if ViewOptions.Brakes asks for them.
-	Brakes  []string
+	// Brakes are the brakes of the services, by name. Stopped are those that are stopped, if
+	// ViewOptions.Brakes asks for them.
+	Brakes  []Brake
 	Stopped []header.BrakeState
 	// Waiting are all messages that wait, each with the queue that it waits for, also if that is gone,
 	// Strays the messages of Stranded. They need ViewOptions.Messages.
@@ -65,6 +65,25 @@ type View struct {
 	Unclear []Unclear
 
 	queues map[string]management.Object // all, for WithDead; nil if a queue does more than keep
+}
+
+// Brake is a brake of the services.
+type Brake struct {
+	Name string
+	// Queues are those that the processes with the brake consume, or have consumed since they
+	// connected, by name. It is empty where no process is up, and of a process with a version before
+	// v0.1.0.
+	Queues []string
+}
+
+// QueuesOf returns the queues of a brake.
+func (v View) QueuesOf(brake string) []string {
+	for _, b := range v.Brakes {
+		if b.Name == brake {
+			return b.Queues
+		}
+	}
+	return nil
 }
 
 // Empty reports whether nothing in the vhost is surely millpond's. There may be Unclaimed queues.
@@ -300,7 +319,7 @@ func (o *Operator) view(ctx context.Context, options ViewOptions) (v View, err e
 		v.Mains[i].sum()
 	}
 	if options.Brakes {
-		states, err := o.brakeStates(ctx, m.API, slices.Clone(v.Brakes))
+		states, err := o.brakeStates(ctx, m.API, v.brakeNames())
 		v.unread("", "stopped brakes", err)
 		v.Stopped = append(v.Stopped, slices.DeleteFunc(states, func(b header.BrakeState) bool {
 			return !b.Stopped
@@ -310,6 +329,13 @@ func (o *Operator) view(ctx context.Context, options ViewOptions) (v View, err e
 		v.look(ctx, o)
 	}
 	return v, nil
+}
+
+func (v View) brakeNames() (names []string) {
+	for _, b := range v.Brakes {
+		names = append(names, b.Name)
+	}
+	return names
 }
 
 // maxStrays bounds the messages of a stranded queue.

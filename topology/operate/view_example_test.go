@@ -85,8 +85,10 @@ func ExampleView() {
 			Vias: []string{"events"},
 		}},
 		Orphans: []operate.Orphan{{Wait: wait, For: "mail", Why: `queue "mail" does not exist`}},
+		Brakes:  []operate.Brake{{Name: "payments", Queues: []string{"mail", "orders"}}},
 		Unclear: []operate.Unclear{{Queue: "orders", Text: "the policies could not be seen"}},
 	}
+	fmt.Println(view.QueuesOf("payments"))
 	m, ok := view.Main("orders")
 	var strategies []operate.Strategy = m.Strategies()
 	fmt.Println(ok, strategies, m.Waits[0].Ready, m.Dead[0].Name, m.Dead[0].Evidence, m.Trouble)
@@ -97,6 +99,7 @@ func ExampleView() {
 	}, operate.PerQueue, operate.PerAttempt, operate.Shared, operate.Levels, operate.InOrder,
 		operate.Unknown)
 	// Output:
+	// [mail orders]
 	// true [PerQueue] 3 (management) orders.dlq name [2 dead letters]
 	// false queue "mail" does not exist the policies could not be seen
 	// [name letter argument policy] PerQueue PerAttempt Shared Levels InOrder unknown

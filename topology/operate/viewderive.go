@@ -12,6 +12,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/fleet"
 	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/management"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -828,7 +829,7 @@ func (v View) WithDead(main Main, queue string) (topology.Plan, error) {
 // result finishes the derivation.
 func (d *derivation) result() View {
 	v := View{
-		Vhost: d.vhost, Mains: []Main{}, Stranded: []Queue{}, Unclaimed: []Queue{}, Brakes: []string{},
+		Vhost: d.vhost, Mains: []Main{}, Stranded: []Queue{}, Unclaimed: []Queue{}, Brakes: []Brake{},
 		Stopped: []header.BrakeState{},
 		Orphans: append([]Orphan{}, d.orphans...), Unclear: []Unclear{},
 	}
@@ -857,11 +858,27 @@ func (d *derivation) result() View {
 	slices.SortFunc(v.Orphans, func(a, b Orphan) int { return strings.Compare(a.Name, b.Name) })
 	v.Unclear = append(v.Unclear, d.unclear...)
 	slices.Sort(d.brakes)
-	v.Brakes = append(v.Brakes, slices.Compact(d.brakes)...)
+	for _, name := range slices.Compact(d.brakes) {
+		v.Brakes = append(v.Brakes, Brake{name, d.brakeQueues(name)})
+	}
 	if len(v.Mains) > 0 {
 		v.queues = d.forDead()
 	}
 	return v
+}
+
+// brakeQueues returns the queues of a brake: the keys with which the queues of its processes are
+// bound to its exchange.
+func (d *derivation) brakeQueues(name string) []string {
+	queues := []string{}
+	bindings, _ := d.manager.Bindings(fleet.Prefix + name)
+	for _, b := range bindings {
+		if b.RoutingKey != "" {
+			queues = append(queues, b.RoutingKey)
+		}
+	}
+	slices.Sort(queues)
+	return slices.Compact(queues)
 }
 
 // forDead returns the arguments of queues for WithDead. Queues that only keep share few different

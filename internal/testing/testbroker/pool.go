@@ -95,7 +95,8 @@ func (p *pool) close() error {
 	return errors.Join(errs...)
 }
 
-// asNew is evaluated on a node that comes back.
+// asNew is evaluated on a node that comes back. The broker removes the files of a vhost some time
+// after the vhost, and a vhost of that name must not begin before.
 const asNew = `
 	By = <<"test">>, All = <<".*">>,
 	[rabbit_networking:close_connection(C, "the test is over") ||
@@ -103,6 +104,13 @@ const asNew = `
 	[ok = rabbit_vhost:delete(V, By) || V <- rabbit_vhost:list_names()],
 	[ok = rabbit_auth_backend_internal:delete_user(U, By) ||
 		User <- rabbit_auth_backend_internal:list_users(), {user, U} <- User, U =/= <<"guest">>],
+	Gone = fun(Again, Tries) ->
+		case filelib:is_dir(rabbit_vhost:msg_store_dir_path(<<"/">>)) of
+			true when Tries > 0 -> timer:sleep(50), Again(Again, Tries - 1);
+			_ -> ok
+		end
+	end,
+	Gone(Gone, 200),
 	ok = rabbit_vhost:add(<<"/">>, <<"Default virtual host">>, [], By),
 	ok = rabbit_auth_backend_internal:set_permissions(<<"guest">>, <<"/">>, All, All, All, By),
 	[] = rabbit_alarm:get_alarms().`
