@@ -12,8 +12,8 @@ import (
 const (
 	firstForeignPause = time.Second
 	maxForeignPause   = 30 * time.Second
-	// foreignCalm is how long such a handler has not failed until its pauses begin anew; there is
-	// one log line in this time as well.
+	// foreignCalm is the time without a failure after which the pauses begin anew, and the least time
+	// between two log lines.
 	foreignCalm = time.Minute
 )
 

@@ -576,7 +576,7 @@ func (g *cell) count() {
 	}
 }
 
-// judge notes what has become of the messages of a service that have not ended as they should. A
+// judge counts the messages of a service that did not end as they should, by where they are. A
 // message that a quorum queue holds, because it cannot place the message, is in no queue (F5).
 func (s *governed) judge(places map[string][]string) {
 	if s.refusal != nil {

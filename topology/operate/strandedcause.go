@@ -174,8 +174,9 @@ func (c *causes) way(l *Letter) (Cause, string) {
 // maxLevels is more than topology.Levels has.
 const maxLevels = 64
 
-// missing looks for a way from an exchange to a queue, and returns a text about what is not there.
-// It follows bindings between exchanges, as topology.Levels has them, with any key.
+// missing says which exchange or binding is gone between an exchange and a queue; empty if a way
+// is there. It follows bindings between exchanges, as topology.Levels has them, and ignores their
+// keys: of a level with several it does not see that one is gone.
 func (c *causes) missing(exchange, queue string) (text string, err error) {
 	open := []string{exchange}
 	for i := 0; i < len(open) && i < maxLevels; i++ {

@@ -103,7 +103,8 @@ func (b *bench) tryDeclare(q topology.Queue) error {
 func (b *bench) declare(q topology.Queue) { b.must(b.tryDeclare(q)) }
 
 // build declares all of a plan. Its exchanges go with their last binding, and so with their queues.
-// Exchange and binding leave together, so that a run that is killed leaves no exchange.
+// A run that is killed between an exchange and its first binding leaves the exchange, which holds
+// nothing.
 func (b *bench) build(plan topology.Plan) {
 	for _, q := range plan.Queues {
 		b.declare(q)
