@@ -81,6 +81,14 @@ type window struct{ from, to time.Time }
 
 func (w window) overlaps(from, to time.Time) bool { return !from.After(w.to) && !to.Before(w.from) }
 
+// since returns w, beginning a delay after the first end of runs if that is earlier.
+func (w window) since(runs []attempt, delay time.Duration) window {
+	for _, run := range runs {
+		w.from = earliest(w.from, run.end.Add(delay-slack))
+	}
+	return w
+}
+
 func newEvidence(h *history) *evidence {
 	e := &evidence{faults: h.faults, timer: cmp.Or(h.Timer, deadLetterTimer)}
 	for _, l := range h.losses {
@@ -187,12 +195,16 @@ func (c *copies) attempt(number int, runs, before []attempt) {
 			w.from = earliest(w.from, run.At.Add(-slack))
 			w.to = latest(w.to, run.At.Add(slack))
 		}
-		explained := c.nodes(w) + c.lost(consumersOf(runs), lostConsuming, w)
+		explained := c.lost(consumersOf(runs), lostConsuming, w)
 		if len(aside) > 0 { // by any consumer, which may have published twice
 			explained += c.lost(nil, lostPublishing, w)
 		}
+		// A copy that a fault kept from returning is sent again when the dead-letter timer ends. So the
+		// fault may lie anywhere between its due time and its last run.
 		sent := min(again, unflagged(runs))
-		c.add(sentTwice, number, sent, explained)
+		due := w.since(before, c.h.delayBefore(number))
+		c.add(sentTwice, number, sent, explained+c.nodes(due))
+		explained += c.nodes(w)
 		c.add(redeliveredAgain, number, again-sent, max(0, explained-sent))
 	}
 }
@@ -239,11 +251,7 @@ func unflagged(runs []attempt) (times int) {
 
 // during returns the time in which runs were handed over, the last copy at end.
 func during(runs []attempt, end time.Time) window {
-	w := window{end, end.Add(slack)}
-	for _, run := range runs {
-		w.from = earliest(w.from, run.end.Add(-slack))
-	}
-	return w
+	return window{end, end.Add(slack)}.since(runs, 0)
 }
 
 // consumersOf returns the consumers of runs, and their instances.

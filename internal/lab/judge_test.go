@@ -262,8 +262,13 @@ func TestFaultsExplainExtraRuns(t *testing.T) {
 		},
 		"a node died too long ago": {
 			slices.Concat(first, run("i2", 2, "a", 40, 40.1), run("i2", 2, "a", 41, 41.1)),
-			[]event{faulty(killNode, 5, 8)},
+			[]event{faulty(killNode, -30, -8)},
 			sentTwice + " 0 1",
+		},
+		"a node died when the copy was due, and the dead-letter timer sent it": {
+			slices.Concat(first, run("i2", 2, "a", 71, 71.1), run("i2", 2, "a", 131, 131.1)),
+			[]event{faulty(killNode, 10, 12)},
+			sentTwice + " 1 0",
 		},
 		"each dead-letter timer that a fault lasts explains one more": {
 			slices.Concat(first, run("i2", 2, "a", 160, 161), run("i2", 2, "a", 162, 163),

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -154,7 +157,7 @@ func (c *causes) way(l *Letter) (Cause, string) {
 		return CauseUnknown, fmt.Sprintf("queue %q exists, and it is not noted which exchange could not "+
 			"place the message", l.Queue)
 	}
-	missing, err := c.missing(d.Exchange, l.Queue)
+	missing, err := c.missing(d, l.Queue)
 	if missing != "" {
 		return CauseBindingGone, missing
 	}
@@ -171,30 +174,53 @@ func (c *causes) way(l *Letter) (Cause, string) {
 		l.Queue, d.Exchange)
 }
 
-// maxLevels is more than topology.Levels has.
-const maxLevels = 64
-
-// missing says which exchange or binding is gone between an exchange and a queue; empty if a way
-// is there. It follows bindings between exchanges, as topology.Levels has them, and ignores their
-// keys: of a level with several it does not see that one is gone.
-func (c *causes) missing(exchange, queue string) (text string, err error) {
-	open := []string{exchange}
-	for i := 0; i < len(open) && i < maxLevels; i++ {
-		found := c.from(open[i])
+// missing follows a message from the exchange that it has to its queue, or to the next wait queue,
+// and returns a text about the first exchange or binding that is not there.
+func (c *causes) missing(d *amqp.Delivery, queue string) (text string, err error) {
+	exchange := d.Exchange
+	for range maxLevels {
+		found := c.from(exchange)
 		switch {
 		case found.err != nil:
 			return "", found.err
-		case !found.exists && i == 0:
+		case !found.exists:
 			return fmt.Sprintf("exchange %q does not exist", exchange), nil
 		}
-		for _, b := range found.bindings {
-			if b.DestinationType == "queue" && b.Destination == queue {
-				return "", nil
-			}
-			if b.DestinationType == "exchange" && !slices.Contains(open, b.Destination) {
-				open = append(open, b.Destination)
-			}
+		text, leadsOn := wayFrom(exchange, d.RoutingKey, queue)
+		i := slices.IndexFunc(found.bindings, leadsOn)
+		if i < 0 {
+			return text, nil
+		}
+		if found.bindings[i].DestinationType == "queue" {
+			return "", nil
+		}
+		exchange = found.bindings[i].Destination
+	}
+	return "", fmt.Errorf("more than %d exchanges lead to it", maxLevels)
+}
+
+// maxLevels is more than topology.Levels has.
+const maxLevels = 64
+
+// level matches the exchange of a level of topology.Levels.
+var level = regexp.MustCompile(`\.level\.([0-9]{1,2})(?:\.|$)`)
+
+// wayFrom returns which binding of an exchange leads on to the queue, and a text for the case that
+// it is missing. Every strategy binds the queue to its return exchange. An exchange of Levels leads
+// on by a bit of the routing key: to its wait queue, or to the next exchange.
+func wayFrom(
+	exchange, key, queue string,
+) (missing string, leadsOn func(management.Bound) bool) {
+	if m := level.FindStringSubmatch(exchange); m != nil {
+		n, _ := strconv.Atoi(m[1])
+		if bits := strings.Split(key, "."); n < len(bits) {
+			want := strings.Repeat("*.", n) + bits[n] + ".#"
+			return fmt.Sprintf("exchange %q has no binding with the routing key %q", exchange, want),
+				func(b management.Bound) bool { return b.RoutingKey == want }
 		}
 	}
-	return fmt.Sprintf("queue %q is not bound to exchange %q", queue, exchange), nil
+	return fmt.Sprintf("queue %q is not bound to exchange %q", queue, exchange),
+		func(b management.Bound) bool {
+			return b.DestinationType == "queue" && b.Destination == queue
+		}
 }
