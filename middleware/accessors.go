@@ -28,6 +28,17 @@ func attemptOf(d *Attached) int {
 	return min(max(d.State.Failures, 0), keys.MaxFailures-1) + 1
 }
 
+// MessageID returns the message's id: the property message_id of the delivery, else the UUID that
+// Watermill gave it. It is the same at each attempt. ctx is the message's context; without a
+// delivery in it the result is empty.
+func MessageID(ctx context.Context) string {
+	d := DeliveryOf(ctx, nil)
+	if d == nil {
+		return ""
+	}
+	return d.idsThen().message
+}
+
 // LastAttempt reports whether the message would be dead-lettered if this attempt failed now
 // with a retryable error that the policy does not know. It asks the innermost DelayedRetry
 // around the handler, with all its limits: the policy, WithMaxAttempts, WithMaxAge and the

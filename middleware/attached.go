@@ -19,6 +19,9 @@ import (
 type Delivery struct {
 	// Queue is the AMQP queue that the message was consumed from.
 	Queue string
+	// Handler and Topic name the handler and its topic where no router does, as in tests. A router's
+	// names come first.
+	Handler, Topic string
 	// MessageID and CorrelationID are the properties of that name, for log lines and
 	// events. They are empty if the delivery has none.
 	MessageID, CorrelationID string

@@ -1,6 +1,7 @@
 package middleware
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -166,9 +167,9 @@ type place struct{ handler, queue, topic string }
 // placeOf reads the place from the context of a message and its delivery.
 func placeOf(ctx context.Context, d *Attached) place {
 	return place{
-		handler: message.HandlerNameFromCtx(ctx),
+		handler: cmp.Or(message.HandlerNameFromCtx(ctx), d.Delivery.Handler),
 		queue:   d.Queue,
-		topic:   message.SubscribeTopicFromCtx(ctx),
+		topic:   cmp.Or(message.SubscribeTopicFromCtx(ctx), d.Topic),
 	}
 }
 

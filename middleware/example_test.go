@@ -130,6 +130,19 @@ func ExampleAttempt() {
 	// dead-lettered (exhausted) after 3 attempts, delays 1s 10s
 }
 
+func ExampleMessageID() {
+	broker := middlewaretest.NewBroker()
+	retry, _ := middleware.NewDelayedRetry(broker, backoff.List{time.Second})
+	broker.Run(retry.Middleware(middlewaretest.Consumer(func(msg *message.Message) error {
+		ctx := msg.Context()
+		fmt.Println(middleware.MessageID(ctx), "attempt", middleware.Attempt(ctx))
+		return errNoStock
+	})), middlewaretest.NewMessage(middleware.Delivery{Queue: "orders", MessageID: "order-7"}, nil))
+	// Output:
+	// order-7 attempt 1
+	// order-7 attempt 2
+}
+
 func ExampleStateOf() {
 	handle := func(msg *message.Message) error {
 		state := middleware.StateOf(msg.Context())
@@ -445,7 +458,7 @@ func ExampleWithPolicyFor() {
 		fmt.Println(err)
 		return
 	}
-	// In a program: client.NewSubscriber(cfg, topology.ForPolicy(retry.Policies()...))
+	// In a program: client.NewSubscriberWithoutRetry(cfg, topology.ForPolicy(retry.Policies()...))
 	fmt.Println(len(retry.Policies()), "policies")
 
 	handler := retry.Middleware(

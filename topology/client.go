@@ -45,6 +45,7 @@ type Client struct {
 	mu          sync.Mutex
 	closed      bool
 	watched     map[string]bool // stranded queues
+	warned      map[string]string
 	planned     map[string]bool // queues of the plans so far
 	subscribers map[*Subscriber]struct{}
 	publishers  map[*Publisher]struct{}
@@ -107,6 +108,7 @@ func open(
 	})
 	return &Client{
 		stop: stop, stopping: stopping, watched: make(map[string]bool),
+		warned:    make(map[string]string),
 		planned:   make(map[string]bool),
 		frame:     frame,
 		strategy:  strategy,
@@ -122,6 +124,16 @@ func open(
 	}, nil
 }
 
+// warns reports whether there is news to warn of about a queue. All Subscriptions of a queue warn
+// once.
+func (c *Client) warns(queue, about, found string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	said := c.warned[about+" "+queue]
+	c.warned[about+" "+queue] = found
+	return said != found
+}
+
 // manyQueues is a number of queues that a broker feels: each quorum queue is a process with a log.
 const manyQueues = 200
 
@@ -135,9 +147,9 @@ func (c *Client) countQueues(plan Plan) {
 	n := len(c.planned)
 	c.mu.Unlock()
 	if before <= manyQueues && n > manyQueues {
-		c.opts.logger.Info("Warning: the Subscribers of this client need many queues: use "+
+		c.opts.logger.Error("Warning: the Subscribers of this client need many queues: use "+
 			"topology.Shared, whose wait queues serve all queues, give handlers the same delays, or name "+
-			"Queue or Topic in the Selector of a policy",
+			"Queue or Topic in the Selector of a policy", consumer.ErrNotYet,
 			watermill.LogFields{"queues": n, "many": manyQueues})
 	}
 }
@@ -281,8 +293,9 @@ func (c *Client) lookForStranded(queue string) {
 		cancel()
 		switch {
 		case isCode(err, amqp.AccessRefused):
-			c.opts.logger.Info("Warning: the user may not look at the stranded queue, so stranded "+
+			c.opts.logger.Error("Warning: the user may not look at the stranded queue, so stranded "+
 				"messages are not logged: grant the configure permission for the queue, or watch its depth",
+				consumer.ErrNotYet,
 				watermill.LogFields{"queue": queue, "err": err.Error()})
 			return
 		case err != nil:

@@ -75,8 +75,8 @@ func declare(
 		if !q.Adopt || !errors.As(err, &conflict) {
 			return err
 		}
-		logger.Info("Warning: the queue exists with other arguments than the plan has; it is used "+
-			"unchanged",
+		logger.Error("Warning: the queue exists with other arguments than the plan has; it is used "+
+			"unchanged", consumer.ErrNotYet,
 			watermill.LogFields{
 				"queue": q.Name, "argument": conflict.Argument, "wanted": conflict.Wanted,
 				"found": conflict.Found,

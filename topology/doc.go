@@ -16,7 +16,7 @@
 //
 //	client, err := topology.Open(ctx, cfg.Connection, topology.PerQueue{})
 //	retry, err := middleware.NewDelayedRetry(client, policy)
-//	sub, err := client.NewSubscriber(cfg, topology.For(retry))
+//	sub, err := client.NewSubscriber(cfg, retry)
 //	router.AddMiddleware(retry.Middleware)
 //	router.AddConsumerHandler("orders", "orders", sub, handleOrder)
 //

@@ -32,7 +32,7 @@ func ExampleOpen() {
 		log.Fatal(err)
 	}
 	defer func() { _ = client.Close() }()
-	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy))
+	sub, err := client.NewSubscriberWithoutRetry(cfg, topology.ForPolicy(policy))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -193,8 +193,13 @@ func ExampleClient_NewSubscriber() {
 		log.Print(err)
 		return
 	}
+	another, err := middleware.NewDelayedRetry(client, backoff.None{})
+	if err != nil {
+		log.Print(err)
+		return
+	}
 	options := []topology.SubscriberOption{
-		topology.For(retry),
+		topology.For(another),                              // of another handler
 		topology.ForPolicy(backoff.List{10 * time.Minute}), // delays that errors ask for
 		topology.WithConcurrency(16),
 		topology.WithPrefetch(64),
@@ -205,7 +210,7 @@ func ExampleClient_NewSubscriber() {
 		topology.WithRequeueOnNack(), // only while instances of watermill-amqp consume the queue
 	}
 	var sub *topology.Subscriber
-	if sub, err = client.NewSubscriber(cfg, options...); err != nil {
+	if sub, err = client.NewSubscriber(cfg, retry, options...); err != nil {
 		log.Print(err)
 		return
 	}
@@ -356,7 +361,7 @@ func ExamplePublisher_Publish_exchange() {
 		log.Print(err)
 		return
 	}
-	sub, err := client.NewSubscriber(queue)
+	sub, err := client.NewSubscriberWithoutRetry(queue)
 	if err != nil {
 		log.Print(err)
 		return

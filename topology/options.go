@@ -232,19 +232,14 @@ func ForPolicy(policies ...backoff.Policy) SubscriberOption {
 	}
 }
 
-// For declares the wait queues of the delays that the policies of a DelayedRetry may ask for, as
-// ForPolicy does with retry.PoliciesFor(queue, topic): a policy whose Selector names a Queue or
-// Topic adds wait queues there alone. ForPolicy is for programs without the middleware. The
-// hooks of the DelayedRetry are told of the dead letters that the Subscriber makes by itself; see
-// middleware.WithDeadLetterHook. A budget.Budget with Brake stops the Subscribers whose For
-// names its DelayedRetry, and no others. Several For add up.
+// For names a further DelayedRetry, of another handler of the Subscriber. See Client.NewSubscriber.
 //
-// Default: the strategy's default wait steps, the hooks of every DelayedRetry of the Client, and no
-// brake.
+// Default: the one of NewSubscriber. Without one: the strategy's default wait steps, the hooks of
+// every DelayedRetry of the Client, and no brake.
 func For(retry *middleware.DelayedRetry) SubscriberOption {
 	return func(o *subscriberOptions) error {
 		if retry == nil {
-			return errors.New("For: the DelayedRetry is nil")
+			return errors.New("the DelayedRetry is nil: NewSubscriberWithoutRetry needs none")
 		}
 		o.named = true
 		o.hooks = append(o.hooks, retry.TellDeadLetter)

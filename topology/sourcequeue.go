@@ -23,7 +23,6 @@ type source struct {
 	topic      string
 	plan       Plan
 	logger     watermill.LoggerAdapter
-	warned     string // the last warning about the queue
 	ruled      string // the last warning about policies
 	// held is how long the queue has held rejected messages at the last look that could tell; nil for
 	// a queue that held none.
@@ -160,56 +159,57 @@ func (s *source) warnPolicies(m audit.Manager, f *audit.Facts) {
 // when they have changed.
 func (s *source) warn(f *audit.Facts, d *audit.Drop) {
 	hazards := f.Hazards()
-	said := s.warned
-	if s.warned = fmt.Sprint(f.Kind, hazards, d, s.held != nil); s.warned == said {
+	found := fmt.Sprint(f.Kind, hazards, d, s.held != nil)
+	if !s.subscriber.client.warns(s.plan.Queue, "broker", found) {
 		return
 	}
 	if s.plan.rejects() && s.subscriber.client.opts.management.Ask == nil {
-		s.logger.Info("Warning: policies cannot be seen without WithManagement: a policy may end the "+
+		s.logger.Error("Warning: policies cannot be seen without WithManagement: a policy may end the "+
 			"delayed retry of the queue, so that rejected messages come back at once, or lower its "+
-			"delivery limit; use WithManagement", nil)
+			"delivery limit; use WithManagement", consumer.ErrNotYet, nil)
 	}
 	for _, h := range hazards {
-		s.logger.Info("Warning: an argument of the queue takes messages out of it",
+		s.logger.Error("Warning: an argument of the queue takes messages out of it", consumer.ErrNotYet,
 			watermill.LogFields{"argument": h.Argument, "consequence": h.Text})
 	}
 	switch f.Kind {
 	case "":
-		s.logger.Info("Warning: the type of the queue is not known, because the user may not read the "+
+		s.logger.Error("Warning: the type of the queue is not known, because the user may not read the "+
 			"queue or its name is too long for the broker's answer; if it is a quorum queue, messages "+
 			"that wait in classic queues are lost in a restart of the broker, and a delivery limit may "+
-			"drop messages; use WithManagement", nil)
+			"drop messages; use WithManagement", consumer.ErrNotYet, nil)
 	case audit.Classic:
-		s.logger.Info("Warning: the queue is a classic one, which has no copy on another node and "+
+		s.logger.Error("Warning: the queue is a classic one, which has no copy on another node and "+
 			"counts no deliveries, so that a message that kills the process comes back forever; declare "+
-			"new queues with Queue.Arguments x-queue-type quorum", nil)
+			"new queues with Queue.Arguments x-queue-type quorum", consumer.ErrNotYet, nil)
 	}
 	if f.LosesInRestarts(s.plan.Audited()) {
-		s.logger.Info("Warning: messages that wait in a classic queue are lost if their wait ends "+
-			"while the broker restarts, because their quorum queue is not up yet; use topology.Quorum", nil)
+		s.logger.Error("Warning: messages that wait in a classic queue are lost if their wait ends "+
+			"while the broker restarts, because their quorum queue is not up yet; use topology.Quorum",
+			consumer.ErrNotYet, nil)
 	}
 	if f.LosesDelayed(s.plan.Audited()) {
-		s.logger.Info("Warning: messages that wait in a delayed-message exchange are lost if their wait "+
-			"ends while the broker restarts, because their quorum queue is not up yet; use another "+
-			"strategy, or a classic queue", nil)
+		s.logger.Error("Warning: messages that wait in a delayed-message exchange are lost if their "+
+			"wait ends while the broker restarts, because their quorum queue is not up yet; use another "+
+			"strategy, or a classic queue", consumer.ErrNotYet, nil)
 	}
 	if s.held != nil && s.plan.Line == "" && !s.plan.rejects() {
-		s.logger.Info("Warning: the queue holds rejected messages, as for native.Strategy, so its "+
+		s.logger.Error("Warning: the queue holds rejected messages, as for native.Strategy, so its "+
 			"delivery count is taken for failed attempts: a process that ends counts as one for each "+
 			"message that it had; if no instance uses Native any more, set a policy with "+
-			"delayed-retry-type disabled and use WithManagement", nil)
+			"delayed-retry-type disabled and use WithManagement", consumer.ErrNotYet, nil)
 	}
 	guarded := s.held == nil && s.plan.Line == "" && !s.subscriber.opts.requeue
 	if _, certain := f.DeliveryLimit(); guarded && !certain {
-		s.logger.Info("Warning: a delivery limit of the queue may be set that cannot be seen without "+
+		s.logger.Error("Warning: a delivery limit of the queue may be set that cannot be seen without "+
 			"WithManagement, so it is taken for a small one: a message whose process or connection has "+
-			"ended twice is snoozed for a second and tried alone", nil)
+			"ended twice is snoozed for a second and tried alone", consumer.ErrNotYet, nil)
 	}
 	if d != nil {
-		s.logger.Info("Warning: the broker drops a message of the queue silently when the message was "+
+		s.logger.Error("Warning: the broker drops a message of the queue silently when the message was "+
 			"given back more often than the delivery limit allows, because the queue has no dead-letter "+
 			"target; run the command, or if a policy already applies to the queue, add the definition to "+
-			"that policy",
+			"that policy", consumer.ErrNotYet,
 			watermill.LogFields{
 				"limit": d.Limit, "unless": d.Unless, "missing": d.Missing,
 				"command": d.Command, "safe_for": d.Endures,

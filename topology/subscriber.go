@@ -229,7 +229,7 @@ func (s *Subscriber) newSubscription(
 		Waits: waits, Gate: o.gate(), Hooks: s.hooks,
 		Prepare: source.prepare, CanStore: source.canStore,
 		DrainTimeout: o.drainTimeout, HandlerWarning: o.handlerWarning,
-		Timestamps: o.timestamps, RequeueOnNack: o.requeue,
+		Timestamps: o.timestamps, RequeueOnNack: o.requeue, Retried: len(o.retries) > 0,
 	}
 	if m, ok := c.strategy.(machinery); ok {
 		err = m.Seam(plan, c.host(), &cfg)
@@ -284,20 +284,23 @@ func (s *Subscriber) Close() error {
 func (s *Subscriber) warnings(
 	topic string, plan Plan, delays []time.Duration, logger watermill.LoggerAdapter,
 ) {
+	if !s.client.warns(plan.Queue, "plan", "said") {
+		return
+	}
 	if again := s.cfg.queueName(topic); again != plan.Queue {
-		logger.Info("Warning: the name of the queue changes with every call; messages that wait for "+
-			"it are held or lost when the process is gone", nil)
+		logger.Error("Warning: the name of the queue changes with every call; messages that wait for "+
+			"it are held or lost when the process is gone", consumer.ErrNotYet, nil)
 	}
 	if r := plan.Via; r != nil {
-		logger.Info("Warning: retries come back through an exchange: every other queue that is bound "+
+		logger.Error("Warning: retries come back through an exchange: every other queue that is bound "+
 			"there for the routing key gets each retry, too, as a new message, which watermill-amqp's "+
-			"own Subscriber cannot decode",
+			"own Subscriber cannot decode", consumer.ErrNotYet,
 			watermill.LogFields{"exchange": strings.Join(r.Exchanges, ", ")})
 	}
 	if plan.rejects() && !slices.ContainsFunc(delays, plan.holds) {
-		logger.Info("Warning: no delay of the policy is known that the queue itself can hold a message "+
+		logger.Error("Warning: no delay of the policy is known that the queue itself can hold a message "+
 			"for, so that every failed message takes a wait queue: use backoff.Linear with the Min of "+
-			"native.Strategy as Initial and Step, or another strategy",
+			"native.Strategy as Initial and Step, or another strategy", consumer.ErrNotYet,
 			watermill.LogFields{"min": plan.RejectMin, "max": plan.RejectMax, "delays": delays})
 	}
 	if gaps := plan.gaps(); len(gaps) > 0 {

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	amqp091 "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/middleware"
 )
 
 // This file alone knows watermill-amqp v2. Module topology/amqpv3 turns a configuration of v3
@@ -48,7 +50,24 @@ func Open(
 //   - another vhost or cluster than the client's;
 //   - a FrameSize under 16384;
 //   - a PrefetchCount of 0, or above 65535, because AMQP would take it modulo 65536.
-func (c *Client) NewSubscriber(cfg amqp.Config, options ...SubscriberOption) (*Subscriber, error) {
+//
+// It declares the wait queues of the delays that the policies of retry may ask for: a policy whose
+// Selector names a Queue or Topic adds wait queues there alone. The hooks of retry are told of the
+// dead letters that the Subscriber makes by itself; see middleware.WithDeadLetterHook. A
+// budget.Budget with Brake stops the Subscribers of its DelayedRetry, and no others. Use [For] if
+// handlers of the Subscriber have further DelayedRetries.
+func (c *Client) NewSubscriber(
+	cfg amqp.Config, retry *middleware.DelayedRetry, options ...SubscriberOption,
+) (*Subscriber, error) {
+	return c.NewSubscriberWithoutRetry(cfg, slices.Concat([]SubscriberOption{For(retry)}, options)...)
+}
+
+// NewSubscriberWithoutRetry is NewSubscriber for programs without the middleware: one that decides
+// by itself, or that is about to adopt it; see ForPolicy and WithRequeueOnNack. A failed message is
+// nacked, and so snoozed. Without ForPolicy it declares the strategy's default wait steps.
+func (c *Client) NewSubscriberWithoutRetry(
+	cfg amqp.Config, options ...SubscriberOption,
+) (*Subscriber, error) {
 	consume := consumeConfig{
 		link:      c.ownLink(cfg.Connection),
 		queueName: cfg.Queue.GenerateName,

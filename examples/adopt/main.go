@@ -1,5 +1,6 @@
 // Command adopt shows how an existing queue with messages in it gains delayed retries, release
-// after release, as docs/adopting.md describes, and loses them again.
+// after release, as docs/adopting.md describes, and loses them again. At any time some instance
+// consumes.
 //
 // The queue is a classic one, declared by watermill-amqp. It keeps its name and its arguments,
 // and no order is lost. If one of these is not so, the program exits with 1.
@@ -16,10 +17,9 @@ import (
 	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/millpond-go/millpond"
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/examples/internal/program"
-	"github.com/millpond-go/millpond/middleware"
-	"github.com/millpond-go/millpond/topology"
 )
 
 // limit is the time after which the program gives up. It takes about ten seconds.
@@ -27,12 +27,11 @@ const limit = time.Minute
 
 func main() { program.Main("adopt", run) }
 
-// step is one release, and the orders that are published while it runs.
+// step is one release, and the orders that are published while it runs beside the one before. That
+// ends when they are handled.
 type step struct {
-	title string
-	start func(ctx context.Context, s *shop) (*program.Service, error)
-	// beside keeps the release before this one running until its orders are handled.
-	beside bool
+	title  string
+	start  func(ctx context.Context, s *shop) (*program.Service, error)
 	orders []order
 }
 
@@ -42,8 +41,6 @@ type order struct {
 	fails int // attempts that fail before one succeeds
 	// later is set if the order must still wait when the next release starts.
 	later bool
-	// dead is set if the order must end in the dead-letter queue.
-	dead bool
 }
 
 var steps = []step{
@@ -53,28 +50,24 @@ var steps = []step{
 		orders: []order{{name: "order-1"}, {name: "order-2", fails: 1}},
 	},
 	{
-		title: "release 1: millpond's subscriber, WithRequeueOnNack, no middleware; " +
-			"old instances beside it",
-		start: startFirst, beside: true,
-		orders: []order{{name: "order-3"}, {name: "order-4", fails: 2}},
+		title: "release 0: the same with RolloutMarshaler", start: startTolerant,
+		orders: []order{{name: "order-3", fails: 1}},
 	},
 	{
-		title: "release 2: without that option, with the middleware",
-		start: startRetrying,
-		orders: []order{
-			{name: "order-5", fails: 1},
-			{name: "order-6", fails: 2, later: true, dead: true},
-		},
+		title: "release 1: millpond", start: startRetrying,
+		orders: []order{{name: "order-4"}, {name: "order-5", fails: 2}},
 	},
 	{
-		title: "release 3, to leave: with backoff.None no message is tried again, " +
-			"also none of those that still wait",
-		start:  startLeaving,
-		orders: []order{{name: "order-7", fails: 1, dead: true}},
+		title: "the next release of it: no old instance is left", start: startRetrying,
+		orders: []order{{name: "order-6", fails: 1}, {name: "order-7", fails: 2, later: true}},
+	},
+	{
+		title: "release 0 again, to leave", start: startTolerant,
+		orders: []order{{name: "order-8", fails: 1}},
 	},
 	{
 		title: "after: watermill-amqp's subscriber again",
-		start: startOld, orders: []order{{name: "order-8"}},
+		start: startOld, orders: []order{{name: "order-9"}},
 	},
 }
 
@@ -99,12 +92,6 @@ func run(ctx context.Context, url, queue string, out io.Writer) (err error) {
 	}
 	for i, step := range steps {
 		fmt.Fprintln(out, step.title)
-		if running != nil && !step.beside {
-			if err := running.Close(); err != nil {
-				return err
-			}
-			running = nil
-		}
 		next, err := step.start(ctx, s)
 		if err != nil {
 			return fmt.Errorf("%s: %w", step.title, err)
@@ -124,8 +111,7 @@ func run(ctx context.Context, url, queue string, out io.Writer) (err error) {
 			return fmt.Errorf("%s: %w", step.title, err)
 		}
 	}
-	fmt.Fprintln(out, "every order was handled, except order-6 and order-7: "+
-		"they are in the dead-letter queue")
+	fmt.Fprintln(out, "every order was handled")
 	return nil
 }
 
@@ -134,74 +120,46 @@ var policy = backoff.List{300 * time.Millisecond, 3 * time.Second}
 
 // startOld starts the service without millpond.
 func startOld(ctx context.Context, s *shop) (*program.Service, error) {
-	sub, err := amqp.NewSubscriber(amqp.NewDurableQueueConfig(s.url), watermill.NopLogger{})
-	if err != nil {
-		return nil, err
-	}
-	return route(ctx, s, sub, nil, nil)
+	return startWith(ctx, s, amqp.NewDurableQueueConfig(s.url))
 }
 
-// startFirst starts the first release: the subscriber alone. A nacked message goes straight back
-// to the queue, as before, because no message may wait while old instances consume.
-func startFirst(ctx context.Context, s *shop) (*program.Service, error) {
-	return startNew(ctx, s, nil, topology.WithRequeueOnNack())
-}
-
-// startRetrying starts the second release, when no old instance is left.
-func startRetrying(ctx context.Context, s *shop) (*program.Service, error) {
-	return startNew(ctx, s, policy)
-}
-
-// startLeaving starts the release before the old subscriber comes back. A message that fails is
-// dead-lettered. So is a message that still waited, because it has more failures than the
-// policy allows.
-func startLeaving(ctx context.Context, s *shop) (*program.Service, error) {
-	return startNew(ctx, s, backoff.None{})
-}
-
-// startNew retries by p. If p is nil, it leaves failures to the router.
-func startNew(
-	ctx context.Context, s *shop, p backoff.Policy, options ...topology.SubscriberOption,
-) (service *program.Service, err error) {
+// startTolerant starts it so that it can read messages that have waited.
+func startTolerant(ctx context.Context, s *shop) (*program.Service, error) {
 	cfg := amqp.NewDurableQueueConfig(s.url)
-	client, err := topology.Open(ctx, cfg.Connection, topology.PerQueue{})
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, client.Close())
-		}
-	}()
-	sub, err := client.NewSubscriber(cfg, append(options, topology.ForPolicy(policy))...)
-	if err != nil {
-		return nil, err
-	}
-	var retry *middleware.DelayedRetry
-	if p != nil {
-		buried := middleware.WithDeadLetterHook(s.buried)
-		if retry, err = middleware.NewDelayedRetry(client, p, buried); err != nil {
-			return nil, err
-		}
-	}
-	return route(ctx, s, sub, retry, client)
+	cfg.Marshaler = millpond.RolloutMarshaler(cfg.Marshaler)
+	return startWith(ctx, s, cfg)
 }
 
-// route returns once the queue is consumed. The middleware and the client may be nil.
-func route(
-	ctx context.Context, s *shop, sub message.Subscriber,
-	retry *middleware.DelayedRetry, client *topology.Client,
-) (*program.Service, error) {
-	router, err := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
+func startWith(ctx context.Context, s *shop, cfg amqp.Config) (*program.Service, error) {
+	sub, err := amqp.NewSubscriber(cfg, watermill.NopLogger{})
+	if err != nil {
+		return nil, err
+	}
+	router, err := s.router(sub)
 	if err != nil {
 		return nil, errors.Join(err, sub.Close())
 	}
-	if retry != nil {
-		router.AddMiddleware(retry.Middleware)
+	return program.Start(ctx, router, nil)
+}
+
+// startRetrying starts the service with millpond.
+func startRetrying(ctx context.Context, s *shop) (*program.Service, error) {
+	retries, err := millpond.Open(ctx, amqp.NewDurableQueueConfig(s.url), policy)
+	if err != nil {
+		return nil, err
 	}
-	router.AddConsumerHandler("orders", s.queue, sub, s.handle)
-	if client == nil {
-		return program.Start(ctx, router, nil)
+	router, err := s.router(retries.Subscriber)
+	if err != nil {
+		return nil, errors.Join(err, retries.Close())
 	}
-	return program.Start(ctx, router, client)
+	router.AddMiddleware(retries.Retry.Middleware)
+	return program.Start(ctx, router, retries)
+}
+
+func (s *shop) router(sub message.Subscriber) (*message.Router, error) {
+	router, err := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
+	if err == nil {
+		router.AddConsumerHandler("orders", s.queue, sub, s.handle)
+	}
+	return router, err
 }

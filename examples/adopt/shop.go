@@ -27,7 +27,7 @@ type shop struct {
 	mu       sync.Mutex
 	orders   map[string]order
 	attempts map[string]int
-	ended    map[string]bool // handled or dead-lettered
+	ended    map[string]bool // handled
 	progress chan struct{}   // has room for one
 }
 
@@ -92,19 +92,6 @@ func (s *shop) handle(msg *message.Message) error {
 	return nil
 }
 
-// buried records a dead letter.
-func (s *shop) buried(_ context.Context, dead middleware.DeadLetter) {
-	name, how := string(dead.Message.Payload), "after its attempt"
-	if dead.Err == nil {
-		how = "as it comes back"
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.ended[name] = true
-	fmt.Fprintf(s.out, "  %s is dead-lettered %s\n", name, how)
-	s.tell()
-}
-
 func (s *shop) tell() {
 	select {
 	case s.progress <- struct{}{}:
@@ -160,7 +147,7 @@ func (s *shop) left() string {
 }
 
 // close ends the connection. With check it first checks that the queue has its old arguments and
-// that only the dead letters are left, and deletes the queues.
+// that no message is left, and deletes the queues.
 func (s *shop) close(check bool) (err error) {
 	defer func() { err = errors.Join(err, s.conn.Close()) }()
 	if !check {
@@ -174,35 +161,22 @@ func (s *shop) close(check bool) (err error) {
 		return err
 	}
 	for _, q := range plan.Queues {
-		want := 0
-		if q.Name == plan.Dead.RoutingKey {
-			want = s.dead()
-		}
-		if err := s.holds(q.Name, want); err != nil {
+		if err := s.isEmpty(q.Name); err != nil {
 			return err
 		}
 		if _, err := s.ch.QueueDelete(q.Name, false, false, false); err != nil {
 			return err
 		}
 	}
-	if err := s.holds(s.queue, 0); err != nil {
+	if err := s.isEmpty(s.queue); err != nil {
 		return err
 	}
 	_, err = s.ch.QueueDelete(s.queue, false, false, false)
 	return err
 }
 
-func (s *shop) dead() (n int) {
-	for _, o := range s.orders {
-		if o.dead {
-			n++
-		}
-	}
-	return n
-}
-
-// holds waits until a queue holds want messages, because a quorum queue counts late.
-func (s *shop) holds(queue string, want int) error {
+// isEmpty waits until a queue is empty, because a quorum queue counts late.
+func (s *shop) isEmpty(queue string) error {
 	const tries = 100
 	found := -1
 	for range tries {
@@ -210,10 +184,10 @@ func (s *shop) holds(queue string, want int) error {
 		if err != nil {
 			return fmt.Errorf("look into %s: %w", queue, err)
 		}
-		if found = q.Messages; found == want {
+		if found = q.Messages; found == 0 {
 			return nil
 		}
 		<-time.After(100 * time.Millisecond)
 	}
-	return fmt.Errorf("%s holds %d messages, not %d", queue, found, want)
+	return fmt.Errorf("%s holds %d messages", queue, found)
 }

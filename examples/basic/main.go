@@ -5,24 +5,29 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"io"
+	"log"
 	"os"
+	"os/signal"
+	"syscall"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 
-	"github.com/millpond-go/millpond/examples/internal/program"
 	"github.com/millpond-go/millpond/middleware"
 )
 
 func main() {
-	program.Main("basic", func(ctx context.Context, url, _ string, out io.Writer) error {
-		logger := watermill.NewStdLoggerWithOut(os.Stderr, false, false)
-		return ServeOrders(ctx, url, func(msg *message.Message) error {
-			fmt.Fprintf(out, "order %s, attempt %d\n", msg.Payload, middleware.Attempt(msg.Context()))
-			return nil
-		}, logger)
-	})
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	url := cmp.Or(os.Getenv("AMQP_URL"), "amqp://guest:guest@127.0.0.1:5672/")
+	err := ServeOrders(ctx, url, func(msg *message.Message) error {
+		fmt.Printf("order %s, attempt %d\n", msg.Payload, middleware.Attempt(msg.Context()))
+		return nil
+	}, watermill.NewStdLogger(false, false))
+	if err != nil {
+		log.Fatal(err)
+	}
 }

@@ -30,10 +30,9 @@ import (
 	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/millpond-go/millpond"
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/examples/internal/program"
-	"github.com/millpond-go/millpond/middleware"
-	"github.com/millpond-go/millpond/topology"
 )
 
 func main() {
@@ -82,27 +81,18 @@ func (s Service) Run(ctx context.Context) (err error) {
 	if policy == nil {
 		policy = backoff.List{time.Second, 5 * time.Second, 30 * time.Second}
 	}
-	cfg := amqp.NewDurableQueueConfig(s.URL)
-	client, err := topology.Open(ctx, cfg.Connection, topology.PerQueue{},
-		topology.WithLogger(s.Logger))
+	cfg := millpond.QuorumQueue(amqp.NewDurableQueueConfig(s.URL))
+	retries, err := millpond.Open(ctx, cfg, policy, millpond.WithLogger(s.Logger))
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, client.Close()) }()
-	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy))
-	if err != nil {
-		return err
-	}
-	retry, err := middleware.NewDelayedRetry(client, policy)
-	if err != nil {
-		return err
-	}
+	defer func() { err = errors.Join(err, retries.Close()) }()
 	router, err := message.NewRouter(message.RouterConfig{}, s.Logger)
 	if err != nil {
 		return err
 	}
-	router.AddMiddleware(retry.Middleware)
-	router.AddConsumerHandler("payments", s.Queue, sub, s.Handle)
+	router.AddMiddleware(retries.Retry.Middleware)
+	router.AddConsumerHandler("payments", s.Queue, retries.Subscriber, s.Handle)
 	if s.ready != nil {
 		go func() {
 			select {

@@ -35,6 +35,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/millpond-go/millpond"
 	"github.com/millpond-go/millpond/examples/internal/program"
 	"github.com/millpond-go/millpond/examples/internal/webhook"
 	"github.com/millpond-go/millpond/middleware"
@@ -161,7 +162,7 @@ func serve(ctx context.Context, cfg config, logger *slog.Logger, traces io.Write
 		options = append(options, topology.WithManagement(management.At(cfg.management)))
 		looks = append(looks, operate.WithManagement(cfg.management))
 	}
-	queue := amqp.NewDurableQueueConfig(cfg.url)
+	queue := millpond.QuorumQueue(amqp.NewDurableQueueConfig(cfg.url))
 	client, err := topology.Open(ctx, queue.Connection, topology.PerQueue{}, options...)
 	if err != nil {
 		return err
@@ -203,7 +204,7 @@ func (s *signals) route(
 	if err != nil {
 		return nil, err
 	}
-	sub, err := client.NewSubscriber(cfg, topology.For(retry),
+	sub, err := client.NewSubscriber(cfg, retry,
 		topology.ForPolicy(webhook.RetryAfters), topology.WithConcurrency(lanes))
 	if err != nil {
 		return nil, err

@@ -18,6 +18,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/components/cqrs"
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/millpond-go/millpond"
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/examples/internal/program"
 	"github.com/millpond-go/millpond/middleware"
@@ -139,10 +140,10 @@ func route(
 	router.AddMiddleware(retry.Middleware) // for the handlers of all processors
 
 	// One queue a command; one exchange an event, with a queue for each handler.
-	commandsCfg := amqp.NewDurableQueueConfig(url)
+	commandsCfg := millpond.QuorumQueue(amqp.NewDurableQueueConfig(url))
 	eventsCfg := func(handler string) amqp.Config {
 		suffixed := amqp.GenerateQueueNameTopicNameWithSuffix(handler)
-		return amqp.NewDurablePubSubConfig(url, suffixed)
+		return millpond.QuorumQueue(amqp.NewDurablePubSubConfig(url, suffixed))
 	}
 	toCommands, err := client.NewPublisher(commandsCfg)
 	if err != nil {
@@ -183,7 +184,7 @@ func route(
 		SubscriberConstructor: func(
 			cqrs.CommandProcessorSubscriberConstructorParams,
 		) (message.Subscriber, error) {
-			return client.NewSubscriber(commandsCfg, topology.ForPolicy(policy))
+			return client.NewSubscriber(commandsCfg, retry)
 		},
 		Marshaler: marshaler,
 	})
@@ -197,7 +198,7 @@ func route(
 		SubscriberConstructor: func(
 			p cqrs.EventProcessorSubscriberConstructorParams,
 		) (message.Subscriber, error) {
-			return client.NewSubscriber(eventsCfg(p.HandlerName), topology.ForPolicy(policy))
+			return client.NewSubscriber(eventsCfg(p.HandlerName), retry)
 		},
 		Marshaler: marshaler,
 	})

@@ -23,6 +23,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	_ "github.com/jackc/pgx/v5/stdlib"
 
+	"github.com/millpond-go/millpond"
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/examples/internal/program"
 	"github.com/millpond-go/millpond/middleware"
@@ -156,7 +157,7 @@ func start(
 	if _, err := db.ExecContext(ctx, createOrders); err != nil {
 		return nil, err
 	}
-	cfg := amqp.NewDurableQueueConfig(broker)
+	cfg := millpond.QuorumQueue(amqp.NewDurableQueueConfig(broker))
 	client, err := topology.Open(ctx, cfg.Connection, topology.PerQueue{}, topology.WithLogger(logger))
 	if err != nil {
 		return nil, err
@@ -207,15 +208,15 @@ func (s *service) relay(db *sql.DB) error {
 // consume retries failures. The middleware belongs to this handler alone, because the relay takes
 // its messages from a table.
 func (s *service) consume(queue string, handle message.NoPublishHandlerFunc) error {
-	sub, err := s.client.NewSubscriber(s.cfg, topology.ForPolicy(policy))
+	retry, err := middleware.NewDelayedRetry(s.client, policy)
+	if err != nil {
+		return err
+	}
+	sub, err := s.client.NewSubscriber(s.cfg, retry)
 	if err != nil {
 		return err
 	}
 	if err := sub.SubscribeInitialize(queue); err != nil {
-		return err
-	}
-	retry, err := middleware.NewDelayedRetry(s.client, policy)
-	if err != nil {
 		return err
 	}
 	s.router.AddConsumerHandler("orders", queue, sub, handle).AddMiddleware(retry.Middleware)

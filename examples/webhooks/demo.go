@@ -15,6 +15,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond"
 	"github.com/millpond-go/millpond/examples/internal/program"
 	"github.com/millpond-go/millpond/examples/internal/webhook"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -84,12 +85,10 @@ const (
 
 // config is the configuration of the queue.
 func (d *demo) config(queue string) wamqp.Config {
-	cfg := wamqp.NewDurableQueueConfig(d.url)
+	cfg := millpond.QuorumQueue(wamqp.NewDurableQueueConfig(d.url))
 	switch d.strategy {
 	case "inorder":
-		cfg.Queue.Arguments = amqp.Table{
-			"x-queue-type": "quorum", "x-single-active-consumer": true,
-		}
+		cfg.Queue.Arguments["x-single-active-consumer"] = true
 	case "native":
 		cfg.Queue.Arguments = amqp.Table{
 			"x-queue-type": "quorum", "x-delayed-retry-type": "failed",
@@ -255,7 +254,7 @@ func (d *demo) serve(
 	if err != nil {
 		return nil, errors.Join(err, client.Close())
 	}
-	sub, err := client.NewSubscriber(cfg, topology.For(retry),
+	sub, err := client.NewSubscriber(cfg, retry,
 		topology.ForPolicy(webhook.RetryAfters), topology.WithConcurrency(lanes))
 	if err != nil {
 		return nil, errors.Join(err, client.Close())

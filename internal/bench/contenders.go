@@ -64,7 +64,7 @@ func serveMillpond(ctx context.Context, b *broker, w work) (*service, error) {
 		return nil, err
 	}
 	fail := func(err error) (*service, error) { return nil, errors.Join(err, client.Close()) }
-	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy),
+	sub, err := client.NewSubscriberWithoutRetry(cfg, topology.ForPolicy(policy),
 		topology.WithConcurrency(w.inFlight))
 	if err != nil {
 		return fail(err)

@@ -91,7 +91,7 @@ func (b *bench) delivered(ctx context.Context) (*topology.Client, *message.Messa
 	if err != nil {
 		return nil, nil, err
 	}
-	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(backoff.List{time.Second}))
+	sub, err := client.NewSubscriberWithoutRetry(cfg, topology.ForPolicy(backoff.List{time.Second}))
 	if err != nil {
 		return nil, nil, errors.Join(err, client.Close())
 	}

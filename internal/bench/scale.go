@@ -106,7 +106,7 @@ func (b *bench) handlers(
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, client.Close()) }()
-	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy))
+	sub, err := client.NewSubscriberWithoutRetry(cfg, topology.ForPolicy(policy))
 	if err != nil {
 		return nil, err
 	}

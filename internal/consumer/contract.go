@@ -107,6 +107,7 @@ type Config struct {
 	DrainTimeout   time.Duration // bounds the wait for messages in progress at the end
 	HandlerWarning time.Duration // logs a handler that does not return. Default: never
 	Timestamps     TimestampWindow
+	Retried        bool // a DelayedRetry is meant to see each message
 	RequeueOnNack  bool // gives nacked messages straight back; switches the crash guard off
 }
 

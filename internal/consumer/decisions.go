@@ -48,6 +48,13 @@ func (d *delivery) nacked() {
 		}
 		return
 	}
+	if d.sub.cfg.Retried && d.EntryContext() == d.ctx {
+		d.sub.forgot.Do(func() {
+			d.sub.logger.Error("Warning: a message was nacked that has not passed the middleware of the "+
+				"Subscriber's DelayedRetry, so it comes back each second, and no attempt is counted: add "+
+				"the middleware to the router or to the handler", ErrNotYet, d.LogFields())
+		})
+	}
 	state := d.snoozed()
 	d.settle("Nacked message cannot be snoozed, holding it", func(ctx context.Context) error {
 		again := state

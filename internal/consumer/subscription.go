@@ -51,6 +51,7 @@ type Subscription struct {
 	rounding Rounding
 	rounds   sync.Once // logged that a delay is longer than all wait queues
 	lowered  sync.Once // logged that a message waits with a lower priority
+	forgot   sync.Once // logged that no DelayedRetry has seen a message
 	misled   sync.Once // logged that a routing key was changed during the wait
 }
 

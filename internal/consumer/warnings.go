@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -9,6 +10,10 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 )
+
+// ErrNotYet is the error of a log line that warns. Watermill's loggers have no level for that, and
+// some hide what is no error.
+var ErrNotYet = errors.New("nothing has failed yet")
 
 // inHand are the messages that handlers or the marshaler have. One goroutine of each Subscription
 // watches all of them.
@@ -249,13 +254,13 @@ func (r *Rounding) Note(
 	r.logged = true
 	fields := watermill.LogFields{"asked": asked, "delay": given, "delays_asked": r.asked}
 	if waits.Resolution > 0 {
-		logger.Info("Warning: a delay is rounded up by more than a tenth to a multiple of the "+
-			"resolution; give topology.Levels a smaller Resolution",
+		logger.Error("Warning: a delay is rounded up by more than a tenth to a multiple of the "+
+			"resolution; give topology.Levels a smaller Resolution", ErrNotYet,
 			fields.Add(watermill.LogFields{"resolution": waits.Resolution}))
 		return
 	}
-	logger.Info("Warning: a delay is rounded up by more than a tenth, because it has no wait "+
-		"step; "+way, fields.Add(watermill.LogFields{"wait_steps": waits.Steps}))
+	logger.Error("Warning: a delay is rounded up by more than a tenth, because it has no wait "+
+		"step; "+way, ErrNotYet, fields.Add(watermill.LogFields{"wait_steps": waits.Steps}))
 }
 
 // noteRounding notes a delay that a DelayedRetry has asked for. The Subscriber may not know the

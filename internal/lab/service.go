@@ -156,7 +156,7 @@ func (in instance) consume(ctx context.Context) (err error) {
 			return err
 		}
 		config.Queue.Arguments = l.arguments
-		sub, err := client.NewSubscriber(config, topology.For(retry),
+		sub, err := client.NewSubscriber(config, retry,
 			topology.WithConcurrency(in.Concurrency), topology.WithDrainTimeout(5*time.Second))
 		if err != nil {
 			return err

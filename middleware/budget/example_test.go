@@ -30,7 +30,7 @@ func ExampleNew_brake() {
 		fmt.Println(err)
 		return
 	}
-	// in a program: client.NewSubscriber(config, topology.For(retry))
+	// in a program: client.NewSubscriber(config, retry)
 	state := payments.State()
 	fmt.Println(state.Name, "stopped:", state.Stopped)
 	// Output: payments stopped: false

@@ -13,16 +13,16 @@
 //	result := broker.Run(retry.Middleware(handler), msg)
 //	fmt.Println(result) // dead-lettered (exhausted) after 3 attempts, delays 1s 10s
 //
-// On a broker a message waits on the next longer wait step. With [WaitSteps] the
-// Broker gives these delays, and the Result shows them beside the asked ones:
+// On a broker a message waits on the wait steps that there are, and so may wait longer than asked.
+// With [WaitSteps] the Broker gives these delays, and the Result shows them beside the asked ones:
 //
 //	broker.Given = middlewaretest.WaitSteps(5*time.Second, time.Minute)
 //	…
 //	// dead-lettered (exhausted) after 3 attempts, delays 1s 10s, given 5s 1m0s
 //
-// The message grows older by each delay given, for WithMaxAge and every other use
-// of the message's age. But Failure.Now stays the real time: test a policy that looks
-// at the time of day with backoff.Next and your own Now.
+// The message grows older by each delay given, for WithMaxAge and every other use of the message's
+// age. Failure.Now moves only with Broker.Sleep. A policy for a Handler, Queue or Topic needs these
+// names in the Delivery.
 //
 // A Broker does not imitate queues, confirms, or the redelivery of a nacked message.
 package middlewaretest

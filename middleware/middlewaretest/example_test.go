@@ -118,3 +118,21 @@ func ExampleResult() {
 	// waiting false
 	// 0 calls; a run ends after 250 attempts
 }
+
+// The names in the Delivery choose the policy. In a bubble of testing/synctest the clock moves by
+// each delay.
+func ExampleNewMessage() {
+	broker := middlewaretest.NewBroker()
+	retry, _ := middleware.NewDelayedRetry(broker, backoff.List{time.Second},
+		middleware.WithPolicyFor(middleware.Selector{Handler: "mail"}, backoff.List{time.Hour}))
+	handler := retry.Middleware(middlewaretest.Consumer(func(*message.Message) error {
+		return errors.New("mailbox full")
+	}))
+	for _, name := range []string{"mail", "orders"} {
+		delivery := middleware.Delivery{Queue: name, Handler: name, Topic: name}
+		fmt.Println(broker.Run(handler, middlewaretest.NewMessage(delivery, nil)))
+	}
+	// Output:
+	// dead-lettered (exhausted) after 2 attempts, delays 1h0m0s
+	// dead-lettered (exhausted) after 2 attempts, delays 1s
+}

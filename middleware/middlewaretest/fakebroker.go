@@ -49,6 +49,12 @@ type Broker struct {
 	//
 	// Default: the delay asked for.
 	Given func(asked time.Duration) time.Duration
+	// Sleep is called for each delay. Set it to time.Sleep in a bubble of testing/synctest: there the
+	// delay takes no time, and every clock of the test moves with it, also Failure.Now. Set it before
+	// the first Run.
+	//
+	// Default: a delay passes at once, and the times that the message carries are set back by it.
+	Sleep func(time.Duration)
 
 	mu       sync.Mutex
 	calls    []Call

@@ -161,7 +161,12 @@ func (b *Broker) Run(h message.HandlerFunc, msg *message.Message) Result {
 			result.Outcome = Waiting
 			return result
 		}
-		msg = redelivered(ctx, sent, delivery, call)
+		passed := call.Given
+		if b.Sleep != nil {
+			b.Sleep(passed)
+			passed = 0
+		}
+		msg = redelivered(ctx, sent, delivery, call, passed)
 	}
 }
 
@@ -218,13 +223,14 @@ func attach(ctx context.Context, msg *message.Message, delivery middleware.Deliv
 }
 
 // redelivered returns the message as it comes back after a call. The state passes
-// through headers, as it does on the wire. Its times are set back by the delay, so
+// through headers, as it does on the wire. Its times are set back by passed, so
 // that to the middleware the delay seems to have passed. Kept metadata is written
 // into sent, the message as it arrived, because a broker sends this one on.
 func redelivered(
 	ctx context.Context, sent *message.Message, old middleware.Delivery, call *Call,
+	passed time.Duration,
 ) *message.Message {
-	headers := setBack(call.State, call.Given).Headers(old.Queue)
+	headers := setBack(call.State, passed).Headers(old.Queue)
 	for key, value := range call.State.Metadata {
 		sent.Metadata.Set(key, value)
 	}

@@ -297,3 +297,23 @@ func TestWaitSteps(t *testing.T) {
 		assert.Equal(t, asked, none(asked))
 	}
 }
+
+// With Sleep a policy that looks at the time of day is asked when the message is back.
+func TestTheClockMovesWithSleep(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		broker, began := middlewaretest.NewBroker(), time.Now()
+		broker.Sleep = time.Sleep
+		var asked []time.Duration
+		policy := backoff.PolicyFunc(func(f backoff.Failure) (time.Duration, bool) {
+			asked = append(asked, f.Now.Sub(began))
+			return time.Hour, f.Count < 3
+		})
+		retry, err := middleware.NewDelayedRetry(broker, policy, middleware.WithMaxAge(90*time.Minute))
+		require.NoError(t, err)
+		h := retry.Middleware(middlewaretest.Consumer(func(*message.Message) error { return errBoom }))
+		result := broker.Run(h, middlewaretest.NewMessage(middleware.Delivery{Queue: "orders"}, nil))
+		require.Equal(t, middlewaretest.DeadLettered, result.Outcome)
+		require.Equal(t, []time.Duration{0, time.Hour}, asked)
+	})
+}

@@ -1,10 +1,8 @@
-// Package amqpv3 opens package topology with the configuration of watermill-amqp v3. Its
-// functions take a Config of v3 and return the Client, Subscriber and Publisher of topology:
+// Package amqpv3 opens millpond with the configuration of watermill-amqp v3. Its functions take a
+// Config of v3, and return what their namesakes of packages millpond and topology return:
 //
-//	cfg := amqp.NewDurableQueueConfig(url)                 // of watermill-amqp/v3
-//	client, err := amqpv3.Open(ctx, cfg.Connection, topology.PerQueue{})
-//	sub, err := amqpv3.NewSubscriber(client, cfg, topology.ForPolicy(policy))
-//	retry, err := middleware.NewDelayedRetry(client, policy)
+//	cfg := amqpv3.QuorumQueue(amqp.NewDurableQueueConfig(url)) // of watermill-amqp/v3
+//	retries, err := amqpv3.Open(ctx, cfg, policy)
 //
 // Each function turns its configuration into one of v2, and topology checks that one. So the
 // same configurations are refused, with the same words.
@@ -20,11 +18,27 @@ import (
 	"github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
 	amqp091 "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond"
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
 
-// Open connects to RabbitMQ as topology.Open does.
+// Open is millpond.Open for a configuration of v3.
 func Open(
+	ctx context.Context, cfg amqp.Config, policy backoff.Policy, options ...millpond.Option,
+) (*millpond.Retries, error) {
+	return millpond.Open(ctx, configV2(cfg), policy, options...)
+}
+
+// QuorumQueue is millpond.QuorumQueue for a configuration of v3.
+func QuorumQueue(cfg amqp.Config) amqp.Config {
+	cfg.Queue.Arguments = millpond.QuorumQueue(configV2(cfg)).Queue.Arguments
+	return cfg
+}
+
+// OpenClient connects to RabbitMQ as topology.Open does.
+func OpenClient(
 	ctx context.Context, conn amqp.ConnectionConfig,
 	strategy topology.Strategy, options ...topology.Option,
 ) (*topology.Client, error) {
@@ -35,9 +49,17 @@ func Open(
 // v2 are watermill-amqp's own: the TopologyBuilder is told the topic, and the routing key of
 // the binding is made from the topic instead of the queue's name.
 func NewSubscriber(
+	client *topology.Client, cfg amqp.Config, retry *middleware.DelayedRetry,
+	options ...topology.SubscriberOption,
+) (*topology.Subscriber, error) {
+	return client.NewSubscriber(configV2(cfg), retry, options...)
+}
+
+// NewSubscriberWithoutRetry returns a Subscriber as topology.Client.NewSubscriberWithoutRetry does.
+func NewSubscriberWithoutRetry(
 	client *topology.Client, cfg amqp.Config, options ...topology.SubscriberOption,
 ) (*topology.Subscriber, error) {
-	return client.NewSubscriber(configV2(cfg), options...)
+	return client.NewSubscriberWithoutRetry(configV2(cfg), options...)
 }
 
 // NewPublisher returns a Publisher as topology.Client.NewPublisher does.

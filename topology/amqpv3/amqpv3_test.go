@@ -126,7 +126,7 @@ func TestConfigurationsThatWouldLoseMessagesAreRefused(t *testing.T) {
 	cfg.Queue.Arguments = amqp.Table{"x-overflow": "reject-publish"}
 	cfg.Marshaler, cfg.TopologyBuilder = nil, nil
 	cfg.Exchange.GenerateName, cfg.Queue.GenerateName = nil, nil
-	_, err := amqpv3.NewSubscriber(client, cfg)
+	_, err := amqpv3.NewSubscriberWithoutRetry(client, cfg)
 	rig.RequireTexts(t, err,
 		"Queue.Durable", "Queue.AutoDelete", "Queue.Exclusive", "Consume.NoRequeueOnNack",
 		"PrefetchCount is 0", "PrefetchSize", "x-overflow", "Marshaler is nil",
@@ -143,7 +143,7 @@ func TestTwoTLSConfigurationsAreRefused(t *testing.T) {
 	cfg := wamqp.NewDurableQueueConfig("amqps://user:s3cr3t@127.0.0.1:1/")
 	cfg.Connection.TLSConfig = &tls.Config{ServerName: "a"}
 	cfg.Connection.AmqpConfig = &amqp.Config{TLSClientConfig: &tls.Config{ServerName: "b"}}
-	_, err := amqpv3.Open(context.Background(), cfg.Connection, topology.PerQueue{})
+	_, err := amqpv3.OpenClient(context.Background(), cfg.Connection, topology.PerQueue{})
 	require.ErrorContains(t, err, "are both set: set one")
 	require.NotContains(t, err.Error(), "s3cr3t")
 }

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 func open(t *testing.T, cfg wamqp.Config, strategy topology.Strategy) *topology.Client {
 	t.Helper()
 	client := rig.Connect(t, func() (*topology.Client, error) {
-		return amqpv3.Open(context.Background(), cfg.Connection, strategy)
+		return amqpv3.OpenClient(context.Background(), cfg.Connection, strategy)
 	})
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
 	return client
@@ -41,7 +41,7 @@ func run(
 	handler message.NoPublishHandlerFunc,
 ) <-chan rig.Arrival {
 	t.Helper()
-	sub, err := amqpv3.NewSubscriber(client, cfg, topology.ForPolicy(policy))
+	sub, err := amqpv3.NewSubscriberWithoutRetry(client, cfg, topology.ForPolicy(policy))
 	require.NoError(t, err)
 	logger := watermill.NopLogger{}
 	router := rig.Router(t, message.RouterConfig{}, logger, rig.Retry(t, client, policy, logger))
@@ -100,7 +100,7 @@ func pubSub(t *testing.T, publish, consume wamqp.Config) (message.Publisher, mes
 	client := open(t, consume, topology.PerQueue{Type: topology.Classic})
 	pub, err := amqpv3.NewPublisher(client, publish)
 	require.NoError(t, err)
-	sub, err := amqpv3.NewSubscriber(client, consume,
+	sub, err := amqpv3.NewSubscriberWithoutRetry(client, consume,
 		topology.ForPolicy(backoff.List{time.Second}), topology.WithDrainTimeout(time.Second))
 	require.NoError(t, err)
 	return pub, sub

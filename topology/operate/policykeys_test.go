@@ -423,7 +423,7 @@ func (g *cell) declare(name, queue string, strategy topology.Strategy) *governed
 	cfg := rig.QueueConfig(g.url)
 	s.config.Configure(&cfg)
 	sub, err := rig.OpenClient(t, g.url, strategy, management).
-		NewSubscriber(cfg, topology.ForPolicy(policyOfCells))
+		NewSubscriberWithoutRetry(cfg, topology.ForPolicy(policyOfCells))
 	require.NoError(t, err)
 	s.refusal = g.steadily(func() error { return sub.SubscribeInitialize(queue) })
 	if s.refusal != nil {

@@ -65,7 +65,7 @@ func hundredArriveOnce(tr *trial, s *suite) {
 func (s *suite) declares(
 	tr *trial, client *topology.Client, delays []time.Duration,
 ) *topology.Subscriber {
-	sub, err := client.NewSubscriber(s.queueConfig(s.URL),
+	sub, err := client.NewSubscriberWithoutRetry(s.queueConfig(s.URL),
 		topology.ForPolicy(backoffList(delays)))
 	tr.Must(err, "make a Subscriber")
 	tr.Cleanup(sub.Close)

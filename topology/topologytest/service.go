@@ -167,7 +167,7 @@ func (s *suite) serve(tr *trial, url string, policy backoff.Policy, boxes ...*in
 	client := s.openClient(tr, url, log)
 	retry, err := middleware.NewDelayedRetry(client, policy)
 	tr.Must(err, "make DelayedRetry")
-	sub, err := client.NewSubscriber(s.queueConfig(url), topology.For(retry),
+	sub, err := client.NewSubscriber(s.queueConfig(url), retry,
 		topology.WithConcurrency(8))
 	tr.Must(err, "make a Subscriber")
 	// A router that cannot subscribe would leave a goroutine behind.

@@ -221,7 +221,7 @@ func (f *fleet) add(change ...func(*plan)) *instance {
 	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 8 * time.Second}, in.logs)
 	require.NoError(f.t, err)
 	router.AddMiddleware(retry.Middleware)
-	sub, err := client.NewSubscriber(queue, topology.For(retry),
+	sub, err := client.NewSubscriber(queue, retry,
 		topology.WithConcurrency(max(1, p.concurrency)), topology.WithDrainTimeout(5*time.Second))
 	require.NoError(f.t, err)
 	router.AddConsumerHandler("handler", p.queue, sub, p.handle)

@@ -122,7 +122,7 @@ func TestQueuesShareABrake(t *testing.T) {
 	retry, err := middleware.NewDelayedRetry(client, backoff.List{time.Second},
 		middleware.WithBudget(budget))
 	require.NoError(t, err)
-	sub, err := client.NewSubscriber(rig.QueueConfig(f.url), topology.For(retry))
+	sub, err := client.NewSubscriber(rig.QueueConfig(f.url), retry)
 	require.NoError(t, err)
 	one, two := testbroker.Queue(t), testbroker.Queue(t)
 	for _, queue := range []string{one, two} {

@@ -387,7 +387,8 @@ func TestSuspectsOfOneQueueDoNotStopAnother(t *testing.T) {
 		cfg := rig.QueueConfig(broker.URL())
 		rig.QuorumQueue(&cfg)
 		client := rig.OpenWith(t, cfg.Connection, topology.PerQueue{}, topology.WithLogger(logs))
-		sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy), topology.WithConcurrency(4))
+		sub, err := client.NewSubscriberWithoutRetry(cfg, topology.ForPolicy(policy),
+			topology.WithConcurrency(4))
 		require.NoError(t, err)
 		router := rig.Router(t, message.RouterConfig{}, logs, rig.Retry(t, client, policy, logs))
 		for queue, handle := range map[string]message.NoPublishHandlerFunc{

@@ -258,7 +258,8 @@ func TestWrongTimestampDecidesNothing(t *testing.T) {
 						require.WithinRange(t, end, began.Add(m.expiration), time.Now().Add(m.expiration), id)
 					}
 				}
-				_, err := r.Client.NewSubscriber(rig.QueueConfig(r.URL), topology.WithTimestampWindow(-1, 0))
+				_, err := r.Client.NewSubscriberWithoutRetry(rig.QueueConfig(r.URL),
+					topology.WithTimestampWindow(-1, 0))
 				require.ErrorContains(t, err, "WithTimestampWindow: -1ns and 0s must not be negative")
 			})
 		})

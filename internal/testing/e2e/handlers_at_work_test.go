@@ -147,7 +147,8 @@ func TestHandlerThatNeverReturnsIsNamed(t *testing.T) {
 				r.RequireNothingLeft(0)
 				require.Equal(t, 2, quick.Of("stuck"))
 				require.Empty(t, r.Logs.About("id-quick"))
-				_, err := r.Client.NewSubscriber(rig.QueueConfig(r.URL), topology.WithHandlerWarning(-1))
+				_, err := r.Client.NewSubscriberWithoutRetry(rig.QueueConfig(r.URL),
+					topology.WithHandlerWarning(-1))
 				require.ErrorContains(t, err, "WithHandlerWarning: -1ns is negative")
 				if warning == 0 {
 					require.Zero(t, r.Logs.Said(neverReturns))

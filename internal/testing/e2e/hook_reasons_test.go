@@ -195,7 +195,7 @@ func TestForPlansAPolicyWhereItIsAsked(t *testing.T) {
 	retry, err := middleware.NewDelayedRetry(client, backoff.List{2 * time.Second},
 		middleware.WithPolicyFor(middleware.Selector{Queue: one}, backoff.List{3 * time.Second}))
 	require.NoError(t, err)
-	sub, err := client.NewSubscriber(rig.QueueConfig(url), topology.For(retry))
+	sub, err := client.NewSubscriber(rig.QueueConfig(url), retry)
 	require.NoError(t, err)
 	for _, queue := range []string{one, other} {
 		rig.RemovePlan(t, url, topology.PerQueue{}, queue, backoff.List{2 * time.Second, 3 * time.Second})
@@ -230,7 +230,7 @@ func TestForNamesTheHook(t *testing.T) {
 		if named {
 			options = append(options, topology.For(retry))
 		}
-		sub, err := client.NewSubscriber(cfg, options...)
+		sub, err := client.NewSubscriberWithoutRetry(cfg, options...)
 		require.NoError(t, err)
 		_, err = sub.Subscribe(t.Context(), queue)
 		require.NoError(t, err)
@@ -240,4 +240,31 @@ func TestForNamesTheHook(t *testing.T) {
 		require.Equal(t, int32(1), first.Load())
 		require.Equal(t, !named, second.Load() == 1)
 	})
+}
+
+// Given a Subscriber with a DelayedRetry whose middleware was forgotten, when its messages are
+// nacked, then one line says so, on an error's level. Two Subscriptions of a queue warn of its type
+// once.
+func TestAForgottenMiddlewareIsNamed(t *testing.T) {
+	t.Parallel()
+	url, queue, logs := testbroker.URL(t), testbroker.Queue(t), &rig.Logs{}
+	client := rig.OpenClient(t, url, topology.PerQueue{}, topology.WithLogger(logs))
+	retry, err := middleware.NewDelayedRetry(client, backoff.List{time.Second})
+	require.NoError(t, err)
+	for range 2 {
+		sub, err := client.NewSubscriber(rig.QueueConfig(url), retry)
+		require.NoError(t, err)
+		require.NoError(t, sub.SubscribeInitialize(queue))
+		messages, err := sub.Subscribe(t.Context(), queue)
+		require.NoError(t, err)
+		for _, body := range []string{"one", "two"} {
+			rig.Publish(t, url, "", queue, rig.Message(body))
+			rig.Await(t, messages).Nack()
+		}
+		require.NoError(t, sub.Close())
+		require.Equal(t, 1, logs.Said("Warning: the queue is a classic one"), logs.Text())
+	}
+	forgotten := logs.Saying("has not passed the middleware")
+	require.Len(t, forgotten, 2, "one for each Subscription")
+	require.Contains(t, forgotten[0], "error")
 }

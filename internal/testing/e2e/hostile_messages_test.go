@@ -319,7 +319,7 @@ func TestSmallFrameIsRefused(t *testing.T) {
 			"in which a message has no room for the headers that a retry adds")
 	}
 	client := rig.OpenClient(t, url, topology.PerQueue{})
-	_, err := client.NewSubscriber(withFrames(url, 4096))
+	_, err := client.NewSubscriberWithoutRetry(withFrames(url, 4096))
 	rig.RequireTexts(t, err, "set at least 16384")
 	_, err = client.NewPublisher(withFrames(url, 4096))
 	rig.RequireTexts(t, err, "set at least 16384")

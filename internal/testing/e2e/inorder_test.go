@@ -491,7 +491,7 @@ func TestWhatCannotBeHandledInOrderIsRefused(t *testing.T) {
 			url, queue := testbroker.URL(t), testbroker.Queue(t)
 			cfg := rig.QueueConfig(url)
 			cfg.Queue.Arguments = c.arguments
-			sub, err := rig.OpenClient(t, url, c.strategy).NewSubscriber(cfg, c.option)
+			sub, err := rig.OpenClient(t, url, c.strategy).NewSubscriberWithoutRetry(cfg, c.option)
 			require.NoError(t, err)
 			rig.RemovePlan(t, url, c.strategy, queue, nil)
 			_, err = sub.Subscribe(t.Context(), queue)

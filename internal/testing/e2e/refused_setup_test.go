@@ -116,7 +116,7 @@ func TestVhostOfTheConfigurationIsCompared(t *testing.T) {
 	const refused = `names vhost "other", the client retries in vhost "/"`
 	url := testbroker.URL(t)
 	client := rig.OpenClient(t, url, topology.PerQueue{})
-	_, err := client.NewSubscriber(inVhost(url, "other"))
+	_, err := client.NewSubscriberWithoutRetry(inVhost(url, "other"))
 	rig.RequireTexts(t, err, refused)
 	_, err = client.NewPublisher(inVhost(url, "other"))
 	require.ErrorContains(t, err, refused)
@@ -124,9 +124,9 @@ func TestVhostOfTheConfigurationIsCompared(t *testing.T) {
 	// The same vhost, named in two ways.
 	cfg := inVhost(url+"other", "/")
 	same := rig.OpenWith(t, cfg.Connection, topology.PerQueue{}, topology.WithBrokers(url+"another"))
-	_, err = same.NewSubscriber(rig.QueueConfig(url))
+	_, err = same.NewSubscriberWithoutRetry(rig.QueueConfig(url))
 	require.NoError(t, err)
-	_, err = same.NewSubscriber(rig.QueueConfig(url + "other"))
+	_, err = same.NewSubscriberWithoutRetry(rig.QueueConfig(url + "other"))
 	require.ErrorContains(t, err, refused)
 }
 
@@ -137,11 +137,11 @@ func TestSubscriberOnAnotherBrokerIsRefused(t *testing.T) {
 	url, other := testbroker.URL(t), commonNode(t).URL()
 	t.Run("at the start", func(t *testing.T) {
 		client := rig.OpenClient(t, url, topology.PerQueue{})
-		_, err := client.NewSubscriber(rig.QueueConfig(other))
+		_, err := client.NewSubscriberWithoutRetry(rig.QueueConfig(other))
 		rig.RequireTexts(t, err, "cluster_name", "WithoutClusterCheck", "another RabbitMQ cluster")
 		_, err = client.NewPublisher(rig.QueueConfig(other))
 		require.ErrorContains(t, err, "cluster_name")
-		_, err = client.NewSubscriber(rig.QueueConfig(url))
+		_, err = client.NewSubscriberWithoutRetry(rig.QueueConfig(url))
 		require.NoError(t, err)
 	})
 	t.Run("after a reconnect", func(t *testing.T) {
@@ -161,7 +161,7 @@ func TestSubscriberOnAnotherBrokerIsRefused(t *testing.T) {
 	})
 	t.Run("without the check", func(t *testing.T) {
 		client := rig.OpenClient(t, url, topology.PerQueue{}, topology.WithoutClusterCheck())
-		_, err := client.NewSubscriber(rig.QueueConfig(other))
+		_, err := client.NewSubscriberWithoutRetry(rig.QueueConfig(other))
 		require.NoError(t, err)
 	})
 }
@@ -313,26 +313,27 @@ func TestNewSubscriberRefusesLossyConfiguration(t *testing.T) {
 	cfg.Consume.NoRequeueOnNack, cfg.Queue.AutoDelete, cfg.Queue.Exclusive = true, true, true
 	cfg.Consume.Qos.PrefetchCount, cfg.Consume.Qos.PrefetchSize = 0, 1
 	cfg.Queue.Arguments = amqp.Table{"x-overflow": "reject-publish"}
-	_, err := client.NewSubscriber(cfg, nil, topology.WithDrainTimeout(-1),
+	_, err := client.NewSubscriberWithoutRetry(cfg, nil, topology.WithDrainTimeout(-1),
 		topology.ForPolicy(nil, backoff.List{-1, backoff.MaxDelay + 1}),
 		topology.For((*middleware.DelayedRetry)(nil)), topology.For(nil))
 	rig.RequireTexts(t, err, "Marshaler is nil", "TopologyBuilder is nil", "Queue.GenerateName is nil",
 		"Exchange.GenerateName is nil", "NoRequeueOnNack", "Durable", "AutoDelete", "Exclusive",
 		"PrefetchCount", "PrefetchSize", "x-overflow", "option 1 is nil", "negative", "policy is nil",
-		"MaxDelay", "For: the DelayedRetry is nil")
+		"MaxDelay", "the DelayedRetry is nil")
 
 	// In 16 bits this prefetch would be 0, which means no limit.
 	cfg = rig.QueueConfig(url)
 	cfg.Consume.Qos.PrefetchCount = 65536
-	_, err = client.NewSubscriber(cfg, topology.WithConcurrency(0), topology.WithConcurrency(65536))
+	_, err = client.NewSubscriberWithoutRetry(cfg, topology.WithConcurrency(0),
+		topology.WithConcurrency(65536))
 	rig.RequireTexts(t, err, "PrefetchCount is above 65535", "WithConcurrency: 0 is not within",
 		"WithConcurrency: 65536 is not within 1 and 65535")
 
-	_, err = client.NewSubscriber(rig.QueueConfig(url + "other"))
+	_, err = client.NewSubscriberWithoutRetry(rig.QueueConfig(url + "other"))
 	require.ErrorContains(t, err, `names vhost "other"`)
 
 	require.NoError(t, client.Close())
-	_, err = client.NewSubscriber(rig.QueueConfig(url))
+	_, err = client.NewSubscriberWithoutRetry(rig.QueueConfig(url))
 	require.ErrorIs(t, err, topology.ErrClosed)
 	require.ErrorIs(t, client.Healthy(), topology.ErrClosed)
 }

@@ -41,7 +41,8 @@ func TestLateGoodbyeKeepsTheConnection(t *testing.T) {
 	url, queue := testbroker.URL(t), testbroker.Queue(t) // a peer bears a nack on a closed channel
 	proxy := testbroker.NewProxy(t, url)
 	client, logs := rig.OpenLogged(t, proxy.URL(), topology.PerQueue{})
-	sub, err := client.NewSubscriber(rig.QueueConfig(proxy.URL()), topology.ForPolicy(backoff.None{}))
+	sub, err := client.NewSubscriberWithoutRetry(rig.QueueConfig(proxy.URL()),
+		topology.ForPolicy(backoff.None{}))
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	messages, err := sub.Subscribe(ctx, queue)

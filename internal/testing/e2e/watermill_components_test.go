@@ -63,7 +63,7 @@ func newApp(t *testing.T, policy backoff.Policy) *app {
 }
 
 func (a *app) subscriber() (message.Subscriber, error) {
-	return a.client.NewSubscriber(rig.QueueConfig(a.url), topology.ForPolicy(a.policy))
+	return a.client.NewSubscriberWithoutRetry(rig.QueueConfig(a.url), topology.ForPolicy(a.policy))
 }
 
 func (a *app) publisher() *topology.Publisher { return rig.NewPublisher(a.t, a.client, a.url) }
@@ -294,7 +294,7 @@ func TestRequestReply(t *testing.T) {
 		a := newApp(t, rig.Quickly(1))
 		a.retryAll()
 		noRetry := topology.ForPolicy(backoff.None{})
-		listening, err := a.client.NewSubscriber(rig.QueueConfig(a.url), noRetry)
+		listening, err := a.client.NewSubscriberWithoutRetry(rig.QueueConfig(a.url), noRetry)
 		require.NoError(t, err)
 		backend, err := requestreply.NewPubSubBackend(requestreply.PubSubBackendConfig{
 			Publisher:              a.publisher(),

@@ -60,7 +60,7 @@ func suitePubSub(
 	client := rig.OpenClient(t, publish.Connection.AmqpURI, topology.PerQueue{Type: topology.Classic})
 	pub, err := client.NewPublisher(publish)
 	require.NoError(t, err)
-	sub, err := client.NewSubscriber(consume, append(options,
+	sub, err := client.NewSubscriberWithoutRetry(consume, append(options,
 		topology.ForPolicy(backoff.List{time.Second}), topology.WithDrainTimeout(time.Second))...)
 	require.NoError(t, err)
 	return pub, sub

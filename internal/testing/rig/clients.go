@@ -48,7 +48,7 @@ func OpenSubscriber(
 ) (*topology.Client, *topology.Subscriber) {
 	t.Helper()
 	client := OpenClient(t, url, strategy, options...)
-	sub, err := client.NewSubscriber(QueueConfig(url), topology.ForPolicy(policy))
+	sub, err := client.NewSubscriberWithoutRetry(QueueConfig(url), topology.ForPolicy(policy))
 	require.NoError(t, err)
 	return client, sub
 }
@@ -71,7 +71,7 @@ func Provision(
 	t.Helper()
 	cfg := QueueConfig(url)
 	cfg.Queue.Arguments = amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(1 << 30)}
-	sub, err := OpenClient(t, url, strategy).NewSubscriber(cfg, topology.ForPolicy(policy))
+	sub, err := OpenClient(t, url, strategy).NewSubscriberWithoutRetry(cfg, topology.ForPolicy(policy))
 	require.NoError(t, err)
 	require.NoError(t, sub.SubscribeInitialize(queue))
 	require.NoError(t, sub.Close())
@@ -84,7 +84,7 @@ func SubscribeError(
 	t testing.TB, client *topology.Client, cfg wamqp.Config, queue string, policy backoff.Policy,
 ) error {
 	t.Helper()
-	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy))
+	sub, err := client.NewSubscriberWithoutRetry(cfg, topology.ForPolicy(policy))
 	if err == nil {
 		_, err = sub.Subscribe(t.Context(), queue)
 		require.NoError(t, sub.Close())

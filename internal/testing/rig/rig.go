@@ -152,12 +152,11 @@ func Start(t testing.TB, c Config) *Service {
 		return topology.Open(ctx, conn, c.Strategy, append(c.ClientOptions, logger)...)
 	})
 	retry := Retry(t, s.Client, c.Policy, s.Logs, c.RetryOptions...)
-	options := c.SubscriberOptions
-	if !c.UnknownPolicy {
-		options = append([]topology.SubscriberOption{topology.For(retry)}, options...)
-	}
 	s.Subscriber = Connect(t, func() (*topology.Subscriber, error) {
-		return s.Client.NewSubscriber(cfg, options...)
+		if c.UnknownPolicy {
+			return s.Client.NewSubscriberWithoutRetry(cfg, c.SubscriberOptions...)
+		}
+		return s.Client.NewSubscriber(cfg, retry, c.SubscriberOptions...)
 	})
 	s.router = Router(t, c.RouterConfig, s.Logs, retry, c.Outer...)
 	if c.Publisher != nil {

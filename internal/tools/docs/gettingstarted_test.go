@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -25,25 +26,41 @@ type walk struct {
 	shown  []string // the output below each of after, "" for none
 }
 
+// forV3 is the kind of the block that is for watermill-amqp v3 alone. The table below it has the
+// words of main.go that differ.
+const forV3 = "sh with watermill-amqp v3"
+
+var differs = regexp.MustCompile("(?m)^\\| `(.+)` \\| `(.+)` \\|$")
+
 // readWalk reads the page: its files, its commands, and the output below them.
-func readWalk(t *testing.T) walk {
+func readWalk(t *testing.T, v3 bool) walk {
 	t.Helper()
 	var w walk
-	ran := false
+	ran, main := false, strings.NewReplacer()
+	if v3 {
+		_, below, _ := strings.Cut(read(t, gettingStarted), "| v2 | v3 |\n")
+		below, _, _ = strings.Cut(below, "\n\n")
+		var words []string
+		for _, row := range differs.FindAllStringSubmatch(below, -1) {
+			words = append(words, row[1], row[2])
+		}
+		require.Len(t, words, 8)
+		main = strings.NewReplacer(words...)
+	}
 	for _, b := range blocks(read(t, gettingStarted)) {
 		name := fileAbove.FindStringSubmatch(b.before)
 		switch {
 		case b.kind == "sh" && b.text == "go run .\n":
 			require.False(t, ran, "the page runs the program once")
 			ran = true
-		case b.kind == "sh" && !ran:
+		case (b.kind == "sh" || v3 && b.kind == forV3) && !ran:
 			w.before += b.text
 		case b.kind == "sh":
 			for _, c := range commandsOf(&page{blocks: []block{b}}) {
 				w.after = append(w.after, c.text)
 				w.shown = append(w.shown, "")
 			}
-		case b.language() == "sh":
+		case b.language() == "sh" && b.kind != forV3:
 			for _, c := range commandsOf(&page{path: gettingStarted, blocks: []block{b}}) {
 				_, reason := runner(c)
 				require.NotEmpty(t, reason, "%s: no reason why the test does not run it", c)
@@ -52,7 +69,7 @@ func readWalk(t *testing.T) walk {
 			require.Fail(t, "use sh, and text for its output", "%s:%d", gettingStarted, b.line)
 		case b.language() == "go" && strings.HasPrefix(b.text, "package "):
 			require.NotNil(t, name, "no name of a file above\n%s", b.text)
-			w.before += "cat >" + name[1] + " <<'END OF FILE'\n" + b.text + "END OF FILE\n"
+			w.before += "cat >" + name[1] + " <<'END OF FILE'\n" + main.Replace(b.text) + "END OF FILE\n"
 		case b.language() == "text" && w.prints == nil:
 			w.prints = strings.Split(strings.TrimSpace(b.text), "\n")
 		case b.language() == "text" && len(w.shown) > 0:
@@ -68,12 +85,21 @@ func readWalk(t *testing.T) walk {
 // program prints the lines that the page shows, and the commands behind it do their work.
 func TestGettingStarted(t *testing.T) {
 	t.Parallel()
+	for name, v3 := range map[string]bool{"v2": false, "v3": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			getStarted(t, readWalk(t, v3))
+		})
+	}
+}
+
+func getStarted(t *testing.T, w walk) {
+	t.Helper()
 	node := testbroker.Private(t)
 	folder := t.TempDir()
 	clone, err := filepath.Abs(root)
 	require.NoError(t, err)
 	require.NoError(t, os.Symlink(clone, filepath.Join(folder, "millpond")))
-	w := readWalk(t)
 	shell := func(text string) *exec.Cmd {
 		cmd := exec.CommandContext(t.Context(), "sh", "-eu", "-c", text)
 		cmd.Dir = folder

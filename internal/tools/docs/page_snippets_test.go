@@ -120,7 +120,7 @@ func leaving(
 	if err != nil {
 		return nil, nil, err
 	}
-	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy)) // the policy until now
+	sub, err := client.NewSubscriberWithoutRetry(cfg, topology.ForPolicy(policy)) // the old policy
 	return retry, sub, err
 }
 
