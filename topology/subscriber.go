@@ -284,7 +284,7 @@ func (s *Subscriber) Close() error {
 func (s *Subscriber) warnings(
 	topic string, plan Plan, delays []time.Duration, logger watermill.LoggerAdapter,
 ) {
-	if !s.client.warns(plan.Queue, "plan", "said") {
+	if !s.client.warns(plan.Queue, "plan", fmt.Sprint(delays)) {
 		return
 	}
 	if again := s.cfg.queueName(topic); again != plan.Queue {

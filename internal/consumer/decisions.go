@@ -52,7 +52,8 @@ func (d *delivery) nacked() {
 		d.sub.forgot.Do(func() {
 			d.sub.logger.Error("Warning: a message was nacked that has not passed the middleware of the "+
 				"Subscriber's DelayedRetry, so it comes back each second, and no attempt is counted: add "+
-				"the middleware to the router or to the handler", ErrNotYet, d.LogFields())
+				"the middleware to the router or to the handler, or find the one outside it that fails",
+				ErrNotYet, d.LogFields())
 		})
 	}
 	state := d.snoozed()

@@ -12,7 +12,7 @@ import (
 )
 
 // ErrNotYet is the error of a log line that warns. Watermill's loggers have no level for that, and
-// some hide what is no error.
+// some adapters show errors alone.
 var ErrNotYet = errors.New("nothing has failed yet")
 
 // inHand are the messages that handlers or the marshaler have. One goroutine of each Subscription

@@ -119,8 +119,7 @@ func ExampleResult() {
 	// 0 calls; a run ends after 250 attempts
 }
 
-// The names in the Delivery choose the policy. In a bubble of testing/synctest the clock moves by
-// each delay.
+// The names in the Delivery choose the policy.
 func ExampleNewMessage() {
 	broker := middlewaretest.NewBroker()
 	retry, _ := middleware.NewDelayedRetry(broker, backoff.List{time.Second},
