@@ -202,7 +202,7 @@ func (h *house) pageNumbers(t *testing.T, w *shop.World, waiting func(queue stri
 		read(client.PostForm(server.URL+path, form))
 		rig.WaitFor(t, "the look", func() bool {
 			body = get(at)
-			return !strings.Contains(body, "Looking at the broker: ")
+			return !strings.Contains(body, `data-live="look-`) // nor one that ended while it was made
 		})
 		return body
 	}

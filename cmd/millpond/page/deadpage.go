@@ -152,7 +152,7 @@ func (h *Handler) deadView(ctx context.Context, f filter) (*deadView, error) {
 	for i := range v.Sources {
 		src := &v.Sources[i]
 		v.ExistsOnBroker = v.ExistsOnBroker.Plus(src.Dead.Total)
-		keys := []string{f.deep().query(), f.exactly().query()}
+		keys := slices.Compact([]string{f.deep().query(), f.exactly().query()})
 		for _, key := range keys {
 			l, _ := lastLook[any](h, lookKey(src.Queue, key))
 			v.Running, src.Err = append(v.Running, l.Running...), cmp.Or(l.Err, src.Err)

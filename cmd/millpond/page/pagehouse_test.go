@@ -102,8 +102,8 @@ func (v *visitor) post(path string, form url.Values) answer {
 	return got
 }
 
-// looking is on a page while a look runs.
-const looking = "Looking at the broker: "
+// looking is on a page while a look runs, or if one has ended while the page was made.
+const looking = `data-live="look-`
 
 // tokenIn returns the token of the forms of a page.
 func tokenIn(body string) string {
