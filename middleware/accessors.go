@@ -10,33 +10,30 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 
-	"github.com/millpond-go/millpond/internal/keys"
+	"github.com/millpond-go/millpond/internal/attached"
+	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // Attempt returns the number of this attempt, 1 at the first delivery. ctx is the message's
 // context, which a CQRS handler gets as well. Without a delivery in ctx the result is 1.
 func Attempt(ctx context.Context) int {
-	d := DeliveryOf(ctx, nil)
+	d := attached.Of(ctx, nil)
 	if d == nil {
 		return 1
 	}
-	return attemptOf(d)
-}
-
-func attemptOf(d *Attached) int {
-	return min(max(d.State.Failures, 0), keys.MaxFailures-1) + 1
+	return d.Attempt()
 }
 
 // MessageID returns the message's id: the property message_id of the delivery, else the UUID that
 // Watermill gave it. It is the same at each attempt. ctx is the message's context; without a
 // delivery in it the result is empty.
 func MessageID(ctx context.Context) string {
-	d := DeliveryOf(ctx, nil)
+	d := attached.Of(ctx, nil)
 	if d == nil {
 		return ""
 	}
-	return d.idsThen().message
+	return d.IDsThen().Message
 }
 
 // LastAttempt reports whether the message would be dead-lettered if this attempt failed now
@@ -45,16 +42,17 @@ func MessageID(ctx context.Context) string {
 // message's own expiration. Without a DelayedRetry it is false. It is a guess if a random delay
 // meets a limit on the age or an expiration, because the delay is drawn anew.
 func LastAttempt(ctx context.Context) bool {
-	d := DeliveryOf(ctx, nil)
-	if d == nil || d.retry == nil {
+	d := attached.Of(ctx, nil)
+	if d == nil || d.Inner == nil {
 		return false
 	}
-	o := d.retry.limits.decide(failure{
+	r := d.Inner.(*DelayedRetry)
+	o := r.limits.decide(failure{
 		err:   errUnknown,
 		mark:  mark{class: header.ClassRetryable},
-		at:    placeOf(ctx, d),
+		at:    d.Place(ctx),
 		state: d.State,
-		now:   d.retry.now().UTC(),
+		now:   r.now().UTC(),
 	})
 	return o.reason != ""
 }
@@ -71,7 +69,7 @@ var errUnknown = errors.New("unknown error")
 // begins with the oldest attempt; of very many the oldest are missing. After a dead letter was
 // moved back, it begins with the attempts of the earlier rounds, also at attempt 1.
 func StateOf(ctx context.Context) header.RetryState {
-	d := DeliveryOf(ctx, nil)
+	d := attached.Of(ctx, nil)
 	if d == nil {
 		return header.RetryState{}
 	}
@@ -79,7 +77,7 @@ func StateOf(ctx context.Context) header.RetryState {
 	state.History = slices.Clone(state.History)
 	for _, t := range []*time.Time{&state.FirstFailure, &state.FirstSeen} {
 		if !t.IsZero() {
-			*t = notAfter(*t, time.Now())
+			*t = clock.NotAfter(*t, time.Now())
 		}
 	}
 	return state
@@ -103,9 +101,9 @@ func StateOf(ctx context.Context) header.RetryState {
 // The message must come from a Subscriber that sets Delivery.Redelivered, as topology's does.
 // The error is always nil.
 func DeduplicationKey(msg *message.Message) (string, error) {
-	d := DeliveryOf(msg.Context(), nil)
+	d := attached.Of(msg.Context(), nil)
 	if d == nil {
-		d = &Attached{}
+		d = &attached.Delivery{}
 	}
 	id := cmp.Or(d.MessageID, msg.UUID)
 	if id == "" || d.Redelivered || d.State.HasWaited() || len(d.State.History) > 0 {

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/attached"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 )
@@ -100,7 +101,7 @@ func TestDeduplicationKey(t *testing.T) {
 	key := func(uuid string, d delivery) string {
 		t.Helper()
 		msg := message.NewMessage(uuid, nil)
-		(&middleware.Attached{Delivery: d}).Attach(msg)
+		attach(d).Attach(msg)
 		key, err := middleware.DeduplicationKey(msg)
 		assert.NoError(t, err)
 		assert.NotEqual(t, "", key)
@@ -133,46 +134,46 @@ func TestDeduplicationKey(t *testing.T) {
 	assert.Equal(t, key("uuid", delivery{}), got)
 }
 
+func attach(d delivery) *attached.Delivery {
+	return &attached.Delivery{Facts: attached.Facts(d)}
+}
+
 func TestHowFarADeliveryHasCome(t *testing.T) {
 	t.Parallel()
-	d := &middleware.Attached{Delivery: delivery{Queue: "orders"}}
+	d := attach(delivery{Queue: "orders"})
 	d.Attach(message.NewMessage("uuid", nil))
-	assert.False(t, d.Unsettled())
-	assert.Empty(t, d.Handler())
-	gone := &middleware.Attached{Delivery: delivery{Queue: "orders", Gone: closedChan()}}
+	assert.Equal(t, attached.Outside, d.Progress())
+	gone := attach(delivery{Queue: "orders", Gone: closedChan()})
 	gone.Attach(message.NewMessage("uuid", nil))
 	h := newRetry(t, unused{}).Middleware(succeeds)
-	_, err := h(gone.Message())
+	_, err := h(gone.Message)
 	require.ErrorIs(t, err, middleware.ErrInterrupted)
-	assert.True(t, gone.Unsettled())
+	assert.Equal(t, attached.Unsettled, gone.Progress())
 	gone.Gone = nil // a middleware outside tries again, and now it works
-	acked(t, h, gone.Message())
-	assert.False(t, gone.Unsettled())
+	acked(t, h, gone.Message)
+	assert.Equal(t, attached.Inside, gone.Progress())
 	gone.Attach(message.NewMessageWithContext(context.Background(), "uuid", nil))
-	assert.False(t, gone.Unsettled())
+	assert.Equal(t, attached.Outside, gone.Progress())
 }
 
 // The Subscriber logs and tells while the handler has the message, so the ids of Attach count.
 // Without a message the ids are the delivery's.
 func TestLogFieldsAreThoseOfTheArrival(t *testing.T) {
 	t.Parallel()
-	detached := &middleware.Attached{Delivery: delivery{MessageID: "m-1", CorrelationID: "c-0"}}
+	detached := attach(delivery{MessageID: "m-1", CorrelationID: "c-0"})
 	want := watermill.LogFields{"attempt": 1, "message_id": "m-1", "correlation_id": "c-0"}
-	assert.Equal(t, want, detached.LogFields())
+	assert.Equal(t, want, detached.LogFields(detached.IDsThen()))
 
 	msg := message.NewMessage("u-1", nil)
 	wmiddleware.SetCorrelationID("c-1", msg)
-	d := &middleware.Attached{Delivery: delivery{CorrelationID: "c-0"}}
+	d := attach(delivery{CorrelationID: "c-0"})
 	d.Attach(msg)
 	msg.UUID = "u-2"
 	msg.Metadata = message.Metadata{wmiddleware.CorrelationIDMetadataKey: "c-2"}
 	want = watermill.LogFields{
 		"attempt": 1, "message_id": "u-1", "message_uuid": "u-1", "correlation_id": "c-1",
 	}
-	assert.Equal(t, want, d.LogFields())
-	e := d.Event(msg.Context(), middleware.EventRequeued, time.Now())
-	assert.False(t, e.MessageID != "u-1" || e.MessageUUID != "u-1" || e.CorrelationID != "c-1",
-		"told %+v", e)
+	assert.Equal(t, want, d.LogFields(d.IDsThen()))
 }
 
 // The Subscriber asks while the handler may write the message's context, so the context of the
@@ -180,8 +181,8 @@ func TestLogFieldsAreThoseOfTheArrival(t *testing.T) {
 func TestEntryContext(t *testing.T) {
 	t.Parallel()
 	type key struct{}
-	assert.Nil(t, new(middleware.Attached).EntryContext())
-	d := &middleware.Attached{Delivery: delivery{Queue: "orders"}}
+	assert.Nil(t, new(attached.Delivery).EntryContext())
+	d := attach(delivery{Queue: "orders"})
 	msg := message.NewMessage("u-1", nil)
 	arrived := msg.Context()
 	d.Attach(msg)
@@ -200,7 +201,7 @@ func TestEntryContext(t *testing.T) {
 func TestAttachForgetsWhichMiddlewareWasTheOuterOne(t *testing.T) {
 	t.Parallel()
 	broker := newBroker()
-	d := middleware.Attached{Delivery: delivery{Queue: "orders"}}
+	d := attach(delivery{Queue: "orders"})
 	for range 2 {
 		msg := message.NewMessage("uuid", nil)
 		d.Attach(msg)

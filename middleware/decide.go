@@ -1,8 +1,6 @@
 package middleware
 
 import (
-	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -10,6 +8,8 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/attached"
+	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/excerpt"
 	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -81,7 +81,7 @@ type fault struct {
 func (l limits) decide(f failure) outcome {
 	o := outcome{
 		count: min(max(f.state.Failures, 0), keys.MaxFailures-1) + 1,
-		first: notAfter(f.state.FirstFailure, f.now),
+		first: clock.NotAfter(f.state.FirstFailure, f.now),
 	}
 	if f.mark.class == header.ClassPermanent {
 		o.reason = header.ReasonPermanent
@@ -126,7 +126,7 @@ func (l limits) snooze(f *failure, o *outcome) (decided bool) {
 	if o.reason = l.tooLate(next, f.state.FirstFailure, f.state.Deadline); o.reason != "" {
 		return true
 	}
-	if next.After(notAfter(f.state.FirstSeen, f.now).Add(l.maxSnooze)) {
+	if next.After(clock.NotAfter(f.state.FirstSeen, f.now).Add(l.maxSnooze)) {
 		o.overdue = true
 		return false
 	}
@@ -146,14 +146,6 @@ func (l limits) tooLate(next, first, deadline time.Time) header.Reason {
 	return ""
 }
 
-// notAfter returns t, or now if t is missing or forged to lie ahead.
-func notAfter(t, now time.Time) time.Time {
-	if t.IsZero() || t.After(now) {
-		return now
-	}
-	return t
-}
-
 // rule is a policy for some failures only.
 type rule struct {
 	Selector
@@ -162,25 +154,16 @@ type rule struct {
 }
 
 // place is where a message is handled.
-type place struct{ handler, queue, topic string }
-
-// placeOf reads the place from the context of a message and its delivery.
-func placeOf(ctx context.Context, d *Attached) place {
-	return place{
-		handler: cmp.Or(message.HandlerNameFromCtx(ctx), d.Delivery.Handler),
-		queue:   d.Queue,
-		topic:   cmp.Or(message.SubscribeTopicFromCtx(ctx), d.Topic),
-	}
-}
+type place = attached.Place
 
 // matches reports whether the rule may apply at the place; the error decides the rest.
 func (r *rule) matches(at place) bool {
-	return anyOr(r.Handler, at.handler) && anyOr(r.Queue, at.queue) && anyOr(r.Topic, at.topic)
+	return anyOr(r.Handler, at.Handler) && anyOr(r.Queue, at.Queue) && anyOr(r.Topic, at.Topic)
 }
 
 // covers reports whether the rule matches everything that the selector matches.
 func (r *rule) covers(s Selector) bool {
-	return r.Error == nil && r.matches(place{s.Handler, s.Queue, s.Topic})
+	return r.Error == nil && r.matches(place{Handler: s.Handler, Queue: s.Queue, Topic: s.Topic})
 }
 
 func anyOr(want, got string) bool { return want == "" || want == got }

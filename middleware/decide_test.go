@@ -276,7 +276,7 @@ func TestRecordOfASnooze(t *testing.T) {
 		OriginExchange: "shop", OriginRoutingKey: "order.created", Deadline: noon.Add(hour),
 	}
 	f := failure{
-		err: errTest, mark: snoozeFor(minute), now: noon, state: brought, at: place{handler: "billing"},
+		err: errTest, mark: snoozeFor(minute), now: noon, state: brought, at: place{Handler: "billing"},
 	}
 	want := brought
 	want.Snoozed, want.NotBefore, want.Interruptions, want.WaitingSince = minute, time.Time{}, 0, noon
@@ -313,7 +313,7 @@ func TestRecordOfARetry(t *testing.T) {
 	earlier := noon.Add(-hour)
 	past := []header.AttemptError{{Attempt: 1, At: earlier, Error: "first", Delay: "1h0m0s"}}
 	f := failure{
-		err: errTest, at: place{handler: "billing"}, mark: mark{class: header.ClassRetryable}, now: noon,
+		err: errTest, at: place{Handler: "billing"}, mark: mark{class: header.ClassRetryable}, now: noon,
 		state: state{
 			Failures: 1, FirstSeen: earlier, FirstFailure: earlier, Delay: hour, NotBefore: noon,
 			Error: "first", Class: header.ClassPermanent, History: past,
@@ -339,7 +339,7 @@ func TestRecordOfARetry(t *testing.T) {
 func TestRecordOfADeadLetter(t *testing.T) {
 	t.Parallel()
 	f := failure{
-		err: errTest, at: place{handler: "billing"}, mark: mark{class: header.ClassPermanent}, now: noon,
+		err: errTest, at: place{Handler: "billing"}, mark: mark{class: header.ClassPermanent}, now: noon,
 		state: state{WaitingSince: noon.Add(-minute)},
 	}
 	got := recorded(f, outcome{reason: gaveUp, count: 1, first: noon}, "boom")
@@ -451,31 +451,31 @@ func TestPastItsLimit(t *testing.T) {
 			two, state{Failures: 1, Inner: true, Deadline: noon.Add(-1)}, none, false, late,
 		},
 		"no rule for this place": {rules, state{Failures: 3}, none, false, exhausted},
-		"the rule for the queue": {rules, state{Failures: 5}, place{queue: "slow"}, false, ""},
+		"the rule for the queue": {rules, state{Failures: 5}, place{Queue: "slow"}, false, ""},
 		"past the rule for the queue": {
-			rules, state{Failures: 6}, place{queue: "slow"}, false, exhausted,
+			rules, state{Failures: 6}, place{Queue: "slow"}, false, exhausted,
 		},
-		"perhaps the rule for an error": {rules, state{Failures: 4}, place{queue: "orders"}, false, ""},
+		"perhaps the rule for an error": {rules, state{Failures: 4}, place{Queue: "orders"}, false, ""},
 		"past the rule for an error": {
-			rules, state{Failures: 5}, place{queue: "orders"}, false, exhausted,
+			rules, state{Failures: 5}, place{Queue: "orders"}, false, exhausted,
 		},
 		"the rule that is shorter": {
-			rules, state{Failures: 1}, place{handler: "mail", queue: "mails"}, false, "",
+			rules, state{Failures: 1}, place{Handler: "mail", Queue: "mails"}, false, "",
 		},
 		"past the rule that is shorter": {
-			rules, state{Failures: 2}, place{handler: "mail", queue: "mails"}, false, exhausted,
+			rules, state{Failures: 2}, place{Handler: "mail", Queue: "mails"}, false, exhausted,
 		},
 		"the longest rule that matches": {
-			rules, state{Failures: 4}, place{handler: "mail", queue: "orders"}, false, "",
+			rules, state{Failures: 4}, place{Handler: "mail", Queue: "orders"}, false, "",
 		},
 		"past the longest of those": {
-			rules, state{Failures: 5}, place{handler: "mail", queue: "orders"}, false, exhausted,
+			rules, state{Failures: 5}, place{Handler: "mail", Queue: "orders"}, false, exhausted,
 		},
 		"an end not known among those": {
-			rules, state{Failures: 1 << 62}, place{topic: "endless"}, false, "",
+			rules, state{Failures: 1 << 62}, place{Topic: "endless"}, false, "",
 		},
 		"an end not known comes after those": {
-			rules, state{Failures: 6}, place{queue: "slow", topic: "endless"}, false, exhausted,
+			rules, state{Failures: 6}, place{Queue: "slow", Topic: "endless"}, false, exhausted,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -123,6 +123,6 @@
 // DelayedRetry does not sleep through a delay, keep the order of messages, or hand a message
 // over exactly once: a crash between the confirm and the ack, or a publish of unknown outcome,
 // gives a duplicate. It does not change the message: the copy is the message as it arrived,
-// apart from WithKeptMetadata. It knows nothing of AMQP: [Republisher], [Delivery] and
-// [Attached] are all it needs.
+// apart from WithKeptMetadata. It knows nothing of AMQP: a [Republisher] and a
+// [Delivery] are all it needs.
 package middleware

@@ -320,15 +320,6 @@ func ExampleRepublisher() {
 	// <nil> true
 }
 
-// A Subscriber attaches a Delivery to each message that it hands out.
-func ExampleAttached() {
-	msg := message.NewMessage("7", nil)
-	attached := &middleware.Attached{Delivery: middleware.Delivery{Queue: "orders"}}
-	attached.Attach(msg)
-	fmt.Println(middleware.DeliveryOf(msg.Context(), msg).Queue, attached.Unsettled())
-	// Output: orders false
-}
-
 // One budget for all handlers that call the same downstream. Here every delivery fails: the first
 // window grants two retries, and further retries wait as long as the budget says.
 func ExampleWithBudget() {
@@ -361,23 +352,15 @@ func ExampleRedactURLs() {
 	// deliver: Post "https://shop.example": connection refused
 }
 
-// A Republisher of your own asks for the delivery of the message it is given. A
-// copy has the context, but no delivery.
+// A handler, or a Republisher of your own, asks for the queue of its message.
 func ExampleDeliveryOf() {
 	run(func(msg *message.Message) error {
-		msgCopy := msg.Copy()
-		msgCopy.SetContext(msg.Context())
-		fmt.Println("delivered from", middleware.DeliveryOf(msg.Context(), msg).Queue)
-		fmt.Println("a copy was delivered:", middleware.DeliveryOf(msgCopy.Context(), msgCopy) != nil)
-		fmt.Println(
-			"its context is of a delivery from", middleware.DeliveryOf(msgCopy.Context(), nil).Queue,
-		)
+		d, ok := middleware.DeliveryOf(msg.Context())
+		fmt.Println(ok, "delivered from", d.Queue)
 		return nil
 	})
 	// Output:
-	// delivered from orders
-	// a copy was delivered: false
-	// its context is of a delivery from orders
+	// true delivered from orders
 	// handled after 1 attempt
 }
 

@@ -60,7 +60,7 @@ func (s *foreign) failed(handler string, now time.Time) (pause time.Duration, sa
 // nothing of a DelayedRetry, so its handler is called as ever.
 func (f *failed) slowDown(err error) {
 	now := time.Now()
-	pause, say := f.r.foreign.failed(f.at.handler, now)
+	pause, say := f.r.foreign.failed(f.at.Handler, now)
 	if say {
 		f.logger.Error("Failed message cannot be retried: its handler does not consume with a "+
 			"Subscriber of this client; its failures are slowed down", err,

@@ -11,6 +11,8 @@ import (
 	"github.com/ThreeDotsLabs/watermill/components/delay"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 
+	"github.com/millpond-go/millpond/internal/attached"
+	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/excerpt"
 	"github.com/millpond-go/millpond/middleware/header"
 )
@@ -21,19 +23,20 @@ import (
 // reportHandled tells of a handler that succeeded. If an observer ends the goroutine, the
 // produced messages are lost with it, so the message is nacked.
 func (a *attempt) reportHandled() {
-	if len(a.r.budgets) > 0 && !a.d.isOver() { // else an inner DelayedRetry has counted a failure
+	// An inner DelayedRetry that has handed it over has counted a failure.
+	if len(a.r.budgets) > 0 && a.d.Progress() != attached.HandedOver {
 		a.countHandled()
 	}
-	if a.r.events == nil || a.d.told.decision { // an inner DelayedRetry has told of it
+	if a.r.events == nil || a.d.Told { // an inner DelayedRetry has told of it
 		return
 	}
-	a.d.told.decision = true
-	a.tell(a.event(EventHandled), a.d.msg.Nack)
+	a.d.Told = true
+	a.tell(a.event(EventHandled), a.d.Message.Nack)
 }
 
 // reportSelfSettled tells of a handler that failed and acked or nacked the message itself.
 func (f *failed) reportSelfSettled() {
-	if isAcked(f.d.msg) {
+	if isAcked(f.d.Message) {
 		f.logger.Error("Handler failed after its message was acked: the message is lost and cannot "+
 			"be retried; remove InstantAck, and do not ack in a handler", f.cutError(), nil)
 	} else {
@@ -43,7 +46,7 @@ func (f *failed) reportSelfSettled() {
 	if f.r.events != nil {
 		e := f.event(EventSelfSettled)
 		e.Err = f.err
-		f.tell(e, f.d.msg.Nack)
+		f.tell(e, f.d.Message.Nack)
 	}
 }
 
@@ -61,13 +64,13 @@ func (f *failed) logInterrupted(cause error) {
 // reportRequeued tells of a message that goes back to its queue, and returns the error for
 // the router.
 func (f *failed) reportRequeued(err *unsettledError) error {
-	err.msg, err.handler, err.text = f.d.msg, f.err, excerpt.Of(f.text, maxLogBytes)
+	err.msg, err.handler, err.text = f.d.Message, f.err, excerpt.Of(f.text, maxLogBytes)
 	if f.r.events != nil {
-		f.d.told.decision = true
-		f.d.told.requeued.Store(true)
+		f.d.Told = true
+		f.d.Requeued.Store(true)
 		e := f.event(EventRequeued)
 		e.Err, e.Tries, e.Held = err, err.tries, err.held
-		f.tell(e, f.d.msg.Nack)
+		f.tell(e, f.d.Message.Nack)
 	}
 	return err
 }
@@ -81,7 +84,7 @@ func (f *failed) logDecision(o *outcome) {
 	}
 	if o.overdue {
 		f.logger.Info("Message cannot be snoozed any longer: the attempt counts as a failure",
-			watermill.LogFields{"first_seen": notAfter(f.d.State.FirstSeen, o.now)})
+			watermill.LogFields{"first_seen": clock.NotAfter(f.d.State.FirstSeen, o.now)})
 	}
 }
 
@@ -95,7 +98,7 @@ func (f *failed) observeFailing(err error, tries int, held time.Duration) {
 	if f.r.events != nil {
 		e := f.event(EventFailing)
 		e.Err, e.Tries, e.Held = err, tries, held
-		f.tell(e, f.d.msg.Nack)
+		f.tell(e, f.d.Message.Nack)
 	}
 }
 
@@ -111,7 +114,7 @@ func (f *failed) reportRecovered(o *outcome, tries int, held time.Duration) {
 	if f.r.events != nil {
 		e := f.event(EventRecovered)
 		e.Tries, e.Held = tries, held
-		f.tell(e, f.d.msg.Ack)
+		f.tell(e, f.d.Message.Ack)
 	}
 }
 
@@ -138,7 +141,7 @@ func (f *failed) reportHandedOver(o *outcome) {
 		logger.Info("Message will be retried", f.withError(fields))
 	}
 	if f.r.events != nil {
-		f.tell(f.outcomeEvent(kind, o), f.d.msg.Ack)
+		f.tell(f.outcomeEvent(kind, o), f.d.Message.Ack)
 	}
 	if kind == EventDeadLettered {
 		f.callHooks(o)
@@ -153,7 +156,7 @@ func (f *failed) outcomeEvent(kind EventKind, o *outcome) Event {
 		e.Class = o.state.Class
 	}
 	if !o.state.FirstFailure.IsZero() {
-		e.Age = o.now.Sub(notAfter(o.state.FirstFailure, o.now))
+		e.Age = o.now.Sub(clock.NotAfter(o.state.FirstFailure, o.now))
 	}
 	if kind != EventDeadLettered {
 		e.DelayAsked, e.DelayGiven = o.delay, o.given
@@ -170,14 +173,14 @@ func (f *failed) callHooks(o *outcome) {
 	returned := false
 	defer func() {
 		if !returned {
-			f.d.msg.Ack()
+			f.d.Message.Ack()
 		}
 	}()
 	now := time.Now()
 	ctx, end := context.WithTimeout(f.ctx, max(f.holdUntil(now).Sub(now), lateHook))
 	defer end()
 	f.r.callHooks(ctx, DeadLetter{
-		Message: f.d.msg, Queue: f.d.Queue, Topic: f.at.topic, Err: f.err, State: o.state,
+		Message: f.d.Message, Queue: f.d.Queue, Topic: f.at.Topic, Err: f.err, State: o.state,
 	}, func(value any) {
 		f.logger.Error("Dead-letter hook panicked", f.cutError(),
 			f.with(o, watermill.LogFields{"value": valueText(value)}))
@@ -198,7 +201,7 @@ func (r *DelayedRetry) callHooks(ctx context.Context, dead DeadLetter, panicked 
 
 // event returns an event of this attempt. This goroutine has the message, so it may read it.
 func (a *attempt) event(kind EventKind) Event {
-	e := a.d.event(a.ctx, kind, a.r.now().UTC(), a.d.idsNow())
+	e := eventOf(a.ctx, a.d, kind, a.r.now().UTC(), a.d.IDsNow())
 	e.Called, e.Duration = a.called, a.took
 	return e
 }
@@ -269,16 +272,16 @@ var errOrder = errors.New("middlewares are in the wrong order: see docs/middlewa
 // warnOrder looks at the metadata that middlewares inside have added, and warns once of a
 // middleware that does not belong there. A success pays for one comparison of lengths.
 func (a *attempt) warnOrder(err error) {
-	_, poisoned := a.d.msg.Metadata[wmiddleware.ReasonForPoisonedKey]
-	_, delayed := a.d.msg.Metadata[delay.DelayedForKey]
+	_, poisoned := a.d.Message.Metadata[wmiddleware.ReasonForPoisonedKey]
+	_, delayed := a.d.Message.Metadata[delay.DelayedForKey]
 	switch {
 	case err == nil && poisoned && first(&a.r.warned.poison):
 		a.r.logger.Error("A PoisonQueue inside DelayedRetry took an error away before the message "+
 			"could be retried: remove it, because DelayedRetry dead-letters by itself",
-			errOrder, a.fields(placeOf(a.ctx, a.d)))
+			errOrder, a.fields(a.d.Place(a.ctx)))
 	case err != nil && delayed && first(&a.r.warned.delayed):
 		a.r.logger.Error("DelayOnError inside DelayedRetry has no effect: "+
-			"remove it, because the retry policy sets the delay", errOrder, a.fields(placeOf(a.ctx, a.d)))
+			"remove it, because the retry policy sets the delay", errOrder, a.fields(a.d.Place(a.ctx)))
 	}
 }
 
@@ -288,7 +291,7 @@ func (a *attempt) warnCalledAgain() {
 	if first(&a.r.warned.again) {
 		a.r.logger.Error("DelayedRetry was called again for a message that it had handed over: "+
 			"put middlewares that repeat a call, such as Duplicator or Retry, inside DelayedRetry",
-			errOrder, a.fields(placeOf(a.ctx, a.d)))
+			errOrder, a.fields(a.d.Place(a.ctx)))
 	}
 }
 
@@ -321,7 +324,7 @@ func (f *failed) ownFields() watermill.LogFields {
 
 // fields are the fields of each log line about the message.
 func (a *attempt) fields(at place) watermill.LogFields {
-	fields := a.d.logFields(a.d.idsNow())
-	fields["handler"], fields["queue"], fields["topic"] = at.handler, at.queue, at.topic
+	fields := a.d.LogFields(a.d.IDsNow())
+	fields["handler"], fields["queue"], fields["topic"] = at.Handler, at.Queue, at.Topic
 	return fields
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/attached"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/budget"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -141,7 +142,7 @@ func TestLogOfAnInterruption(t *testing.T) {
 		cancel()
 		return errBoom
 	})
-	line := logged(t, watermill.InfoLogLevel, h, attached(cancelled, delivery{}))
+	line := logged(t, watermill.InfoLogLevel, h, arrived(cancelled, delivery{}))
 	assert.Equal(t, "context canceled", line.Fields["cause"])
 	assert.Equal(t, "boom", line.Fields["error"])
 }
@@ -397,7 +398,7 @@ func TestEventOfAnInterruption(t *testing.T) {
 		msg    *message.Message
 		called bool
 	}{
-		"before the handler": {attached(done, middleware.Delivery{}), false},
+		"before the handler": {arrived(done, middleware.Delivery{}), false},
 		"while it works":     {newMessage(middleware.Delivery{Gone: gone}), true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -412,7 +413,7 @@ func TestEventOfAnInterruption(t *testing.T) {
 			if e := told.all[0]; e.Err != err || e.Called != test.called {
 				t.Errorf("told %+v", e)
 			}
-			assert.True(t, middleware.DeliveryOf(test.msg.Context(), test.msg).ToldRequeued())
+			assert.True(t, attached.Of(test.msg.Context(), test.msg).Requeued.Load())
 		})
 	}
 }

@@ -2,7 +2,6 @@ package middleware
 
 import (
 	"context"
-	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -11,20 +10,6 @@ import (
 	"github.com/millpond-go/millpond/internal/observe"
 	"github.com/millpond-go/millpond/middleware/header"
 )
-
-// told is what the observers of a delivery know.
-type told struct {
-	decision bool        // about its message
-	requeued atomic.Bool // that it goes back; the Subscriber reads this from its own goroutine
-}
-
-// forget lets the observers be told again.
-func (t *told) forget() {
-	t.decision = false
-	if t.requeued.Load() { // a store costs more
-		t.requeued.Store(false)
-	}
-}
 
 // Observer is told of every decision. Metrics, traces and your own view of retries are
 // observers.

@@ -7,10 +7,11 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 
+	"github.com/millpond-go/millpond/internal/attached"
+	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/excerpt"
 	"github.com/millpond-go/millpond/internal/hold"
 	"github.com/millpond-go/millpond/internal/keys"
@@ -28,11 +29,8 @@ import (
 // ctx has no end, so each call must limit its own time. It holds the delivery of msg, which
 // msg's own context may have lost; see DeliveryOf.
 //
-// A Republisher may also have the methods Logger() watermill.LoggerAdapter, Observers() []Observer
-// and OnDeadLetter(tell func(context.Context, DeadLetter)), all three, as topology.Client has them.
-// DelayedRetry uses that logger and these observers unless an option names others. NewDelayedRetry
-// gives TellDeadLetter to OnDeadLetter, so that the hooks are told of dead letters that no
-// DelayedRetry has made.
+// A DelayedRetry takes the logger and the observers of a topology.Client, also of one that a struct
+// embeds, unless an option names another logger.
 type Republisher interface {
 	// Republish puts a copy of msg into a wait queue, from which it comes back to its own
 	// queue after at least delay. A delay of 0 asks for a first retry at once: the copy joins the
@@ -42,13 +40,6 @@ type Republisher interface {
 	) (Republished, error)
 	// DeadLetter puts a copy of msg into the dead-letter queue of the queue that msg came from.
 	DeadLetter(ctx context.Context, msg *message.Message, state header.RetryState) error
-}
-
-// client is a Republisher that also makes Subscribers.
-type client interface {
-	Logger() watermill.LoggerAdapter
-	Observers() []Observer
-	OnDeadLetter(tell func(context.Context, DeadLetter))
 }
 
 // Republished says where the copy of a republished message is. The zero value says that it
@@ -68,13 +59,13 @@ const defaultHold = 25 * time.Minute
 // holds the message in this goroutine and tries again: an ack would lose the message, and a
 // nack would bring it back at once. The error is the one for the router.
 func (f *failed) handOver(o *outcome) error {
-	o.state.Metadata = f.r.kept.of(f.d.msg.Metadata, func(key, why string) {
+	o.state.Metadata = f.r.kept.of(f.d.Message.Metadata, func(key, why string) {
 		f.logNotKept(o, key, why)
 	})
 	// A publish that has begun is finished, also if the context ends meanwhile.
 	detached := context.WithoutCancel(f.ctx)
 	tries, held := 0, time.Duration(0)
-	f.d.progress.Store(handing)
+	f.d.Advance(attached.Handing)
 	err := hold.Do(f.ctx, hold.Options{
 		Gone:  f.d.Gone,
 		Stop:  f.d.Closing,
@@ -88,9 +79,9 @@ func (f *failed) handOver(o *outcome) error {
 		Recovered: func(n int, t time.Duration) { f.reportRecovered(o, n, t) },
 	}, func() error {
 		if o.state.Reason != "" {
-			return f.r.republisher.DeadLetter(detached, f.d.msg, o.state)
+			return f.r.republisher.DeadLetter(detached, f.d.Message, o.state)
 		}
-		republished, err := f.r.republisher.Republish(detached, f.d.msg, o.delay, o.state)
+		republished, err := f.r.republisher.Republish(detached, f.d.Message, o.delay, o.state)
 		if err == nil {
 			if o.state.Reason = republished.Reason; o.state.Reason != "" {
 				o.state.WaitingSince, o.state.DeadAt = time.Time{}, f.r.now().UTC()
@@ -100,10 +91,10 @@ func (f *failed) handOver(o *outcome) error {
 		return err
 	})
 	if err == nil {
-		f.d.progress.Store(handedOver)
+		f.d.Advance(attached.HandedOver)
 		return nil
 	}
-	if f.d.adopted && errors.Is(err, ErrNotDelivered) {
+	if f.d.Adopted && errors.Is(err, ErrNotDelivered) {
 		f.slowDown(err)
 	} else {
 		f.logNotHandedOver(o, err)
@@ -131,7 +122,7 @@ func (f *failed) holdUntil(now time.Time) time.Time {
 func (o *outcome) record(f failure, text string) {
 	o.now, o.given = f.now, givenBy(f.given, o.delay)
 	n := f.state
-	n.FirstSeen = notAfter(n.FirstSeen, f.now)
+	n.FirstSeen = clock.NotAfter(n.FirstSeen, f.now)
 	n.NotBefore = time.Time{}
 	n.Interruptions = 0
 	n.WaitingSince = f.now
@@ -145,7 +136,7 @@ func (o *outcome) record(f failure, text string) {
 	n.Delay, n.Snoozed = o.delay, 0
 	n.Inner = f.inner
 	n.Error = excerpt.Of(text, keys.MaxErrorBytes)
-	n.Class, n.Handler, n.Reason = f.mark.class, f.at.handler, o.reason
+	n.Class, n.Handler, n.Reason = f.mark.class, f.at.Handler, o.reason
 	entry := header.AttemptError{
 		Attempt: o.count, At: f.now, Handler: n.Handler, Class: n.Class, Reason: o.reason,
 		Error: excerpt.Of(text, keys.MaxEntryErrorBytes),

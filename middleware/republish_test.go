@@ -104,7 +104,7 @@ func TestHolding(t *testing.T) {
 				}
 				broker := newBroker()
 				broker.FailNext(test.failures, errUnconfirmed)
-				msg := attached(ctx, d)
+				msg := arrived(ctx, d)
 				began := time.Now()
 				_, err := newRetry(t, broker).Middleware(failsWith(errBoom))(msg)
 

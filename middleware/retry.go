@@ -11,8 +11,11 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/attached"
 	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/observe"
+	"github.com/millpond-go/millpond/internal/seam"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // DelayedRetry is a Watermill middleware that gives a message whose handler failed to the
@@ -23,11 +26,12 @@ import (
 type DelayedRetry struct {
 	republisher Republisher
 	settings
-	now     func() time.Time
-	events  *observe.List[Event] // nil without observers
-	watched bool                 // a success is counted or told
-	warned  struct{ poison, delayed, again atomic.Bool }
-	foreign foreign
+	now      func() time.Time
+	events   *observe.List[Event] // nil without observers
+	watched  bool                 // a success is counted or told
+	warned   struct{ poison, delayed, again atomic.Bool }
+	foreign  foreign
+	selected selected
 }
 
 // NewDelayedRetry returns a DelayedRetry that asks policy about every failure and gives
@@ -53,15 +57,33 @@ func NewDelayedRetry(
 			s.logger.Info("Remark on the retry policy", watermill.LogFields{"remark": remark})
 		}
 	}
-	if c, ok := republisher.(client); ok && len(r.hooks) > 0 {
-		c.OnDeadLetter(r.TellDeadLetter)
-	}
 	return r, nil
 }
 
-// TellDeadLetter calls the hooks of WithDeadLetterHook. It is for Subscribers, which dead-letter
-// some messages without a DelayedRetry. A panic of a hook is logged.
-func (r *DelayedRetry) TellDeadLetter(ctx context.Context, dead DeadLetter) {
+func init() {
+	seam.RetryOf = func(retry any) seam.Retry { return retry.(*DelayedRetry).parts() }
+}
+
+// parts are for the Subscriber, which plans the wait queues of the policies, stops with the brakes,
+// and dead-letters some messages by itself.
+func (r *DelayedRetry) parts() seam.Retry {
+	parts := seam.Retry{Policies: r.policiesFor}
+	for _, b := range r.budgets {
+		parts.Budgets = append(parts.Budgets, b.Budget)
+	}
+	if len(r.hooks) > 0 {
+		parts.Dead = func(
+			ctx context.Context, msg *message.Message, queue, topic string, err error,
+			state header.RetryState,
+		) {
+			r.tellDead(ctx, DeadLetter{Message: msg, Queue: queue, Topic: topic, Err: err, State: state})
+		}
+	}
+	return parts
+}
+
+// tellDead calls the hooks of WithDeadLetterHook. A panic of a hook is logged.
+func (r *DelayedRetry) tellDead(ctx context.Context, dead DeadLetter) {
 	r.callHooks(ctx, dead, func(value any) {
 		r.logger.Error("Dead-letter hook panicked", dead.Err, watermill.LogFields{
 			"value": valueText(value), "queue": dead.Queue, "topic": dead.Topic,
@@ -74,10 +96,10 @@ func (r *DelayedRetry) TellDeadLetter(ctx context.Context, dead DeadLetter) {
 // order, as topology.ForPolicy takes them. The caller owns the slice.
 func (r *DelayedRetry) Policies() []backoff.Policy { return r.limits.policies() }
 
-// PoliciesFor returns the policies that the messages of a queue and topic may ask: those of
+// policiesFor returns the policies that the messages of a queue and topic may ask: those of
 // WithPolicyFor whose Queue and Topic fit, and the policy of NewDelayedRetry unless one of them is
-// for all failures there. The caller owns the slice.
-func (r *DelayedRetry) PoliciesFor(queue, topic string) (found []backoff.Policy) {
+// for all failures there.
+func (r *DelayedRetry) policiesFor(queue, topic string) (found []backoff.Policy) {
 	for _, rule := range r.limits.rules {
 		if !anyOr(rule.Queue, queue) || !anyOr(rule.Topic, topic) {
 			continue
@@ -97,18 +119,22 @@ func (r *DelayedRetry) PoliciesFor(queue, topic string) (found []backoff.Policy)
 // Any other result wraps ErrInterrupted or ErrNotHandedOver and the handler's error. If the
 // handler acked or nacked the message itself, the result is the handler's own error.
 func (r *DelayedRetry) Middleware(h message.HandlerFunc) message.HandlerFunc {
+	met := r.selected.add(r)
 	return func(msg *message.Message) ([]*message.Message, error) {
 		a := attempt{r: r}
 		if !a.begin(msg) { // a copy is confirmed: another copy would come back beside it
 			a.warnCalledAgain()
 			return nil, nil
 		}
+		if met != nil && !met.Load() && first(met) {
+			r.selected.meet(r, a.d.Place(a.ctx))
+		}
 		// The context of an acked message is done as well, but no delivery will follow it:
 		// a middleware outside acks at once.
-		if a.d.ended() && !isAcked(msg) {
+		if a.d.Ended() && !isAcked(msg) {
 			return nil, a.interrupted()
 		}
-		if a.d.hasWaited {
+		if a.d.HasWaited {
 			if refused := a.pastLimit(); refused != nil {
 				return nil, a.refuse(refused)
 			}
@@ -149,7 +175,7 @@ func deepen(never bool) (sum byte) {
 // success.
 type attempt struct {
 	r *DelayedRetry
-	d *Attached
+	d *attached.Delivery
 	// ctx is the one with which the message entered: middlewares inside replace it.
 	ctx context.Context
 
@@ -176,35 +202,38 @@ type failed struct {
 // false if the broker has confirmed a copy of the message.
 func (a *attempt) begin(msg *message.Message) bool {
 	a.ctx = msg.Context()
-	d := deliveryIn(a.ctx)
-	if d == nil || d.msg != msg {
-		d = adopt(msg)
+	d := attached.Of(a.ctx, msg)
+	if d == nil {
+		d = attached.Adopt(msg)
 		a.ctx = msg.Context()
 	}
 	a.d = d
-	if progress := d.progress.Load(); progress != inside {
-		if progress == handedOver {
+	if progress := d.Progress(); progress != attached.Inside {
+		if progress == attached.HandedOver {
 			return false
 		}
-		d.enter(a.ctx)
+		d.Enter(a.ctx)
 	}
-	d.retry = a.r
-	if d.outer == nil {
-		d.outer = a.r
+	d.Inner = a.r
+	if d.Outer == nil {
+		d.Outer = a.r
 	}
-	if d.outer == a.r { // a Watermill Retry outside may call once more
-		d.told.forget()
+	if !a.isInner() { // a Watermill Retry outside may call once more
+		d.Told = false
+		if d.Requeued.Load() { // a store costs more
+			d.Requeued.Store(false)
+		}
 	}
 	return true
 }
 
 // isInner reports whether another DelayedRetry is around this one.
-func (a *attempt) isInner() bool { return a.d.outer != a.r }
+func (a *attempt) isInner() bool { return a.d.Outer != a.r }
 
 // interrupted reports an attempt that ended before the handler was called.
 func (a attempt) interrupted() error {
 	f := &failed{attempt: a}
-	return f.orNack(func() error { return f.requeue(f.d.interruption(f.d.ctx)) })
+	return f.orNack(func() error { return f.requeue(f.d.Interruption(nil)) })
 }
 
 // pastLimit returns the outcome of a message that arrives past its limit: a dead letter. It
@@ -212,7 +241,7 @@ func (a attempt) interrupted() error {
 func (a *attempt) pastLimit() *outcome {
 	var at place
 	if len(a.r.limits.rules) > 0 { // asking the context costs more than all the rest
-		at = placeOf(a.ctx, a.d)
+		at = a.d.Place(a.ctx)
 	}
 	reason := a.r.limits.past(&a.d.State, at, a.isInner(), a.r.now)
 	if reason == "" {
@@ -234,7 +263,7 @@ func (a attempt) refuse(o *outcome) error {
 // goroutine (runtime.Goexit, as t.FailNow does), the router does not settle the message, so
 // call nacks.
 func (a *attempt) call(h message.HandlerFunc) (produced []*message.Message, err error) {
-	keys, returned := len(a.d.msg.Metadata), false
+	keys, returned := len(a.d.Message.Metadata), false
 	var began time.Time
 	if a.r.events != nil {
 		began = time.Now()
@@ -243,7 +272,7 @@ func (a *attempt) call(h message.HandlerFunc) (produced []*message.Message, err 
 		if !returned {
 			value := recover()
 			if value == nil {
-				a.d.msg.Nack()
+				a.d.Message.Nack()
 				return
 			}
 			err = &PanicError{Value: value, Stack: debug.Stack()}
@@ -251,11 +280,11 @@ func (a *attempt) call(h message.HandlerFunc) (produced []*message.Message, err 
 		if a.r.events != nil {
 			a.called, a.took = true, time.Since(began)
 		}
-		if len(a.d.msg.Metadata) != keys {
+		if len(a.d.Message.Metadata) != keys {
 			a.warnOrder(err)
 		}
 	}()
-	produced, err = h(a.d.msg)
+	produced, err = h(a.d.Message)
 	returned = true
 	return produced, err
 }
@@ -265,16 +294,16 @@ func (a *attempt) call(h message.HandlerFunc) (produced []*message.Message, err 
 func (a attempt) settle(err error) error {
 	f := &failed{attempt: a, err: err, why: err}
 	return f.orNack(func() error {
-		if isUnsettled(err, f.d.msg) { // an inner DelayedRetry has reported it
+		if isUnsettled(err, f.d.Message) { // an inner DelayedRetry has reported it
 			return err
 		}
 		f.text = f.r.textOf(err)
 		f.prepare()
-		if isAcked(f.d.msg) || isNacked(f.d.msg) {
+		if isAcked(f.d.Message) || isNacked(f.d.Message) {
 			f.reportSelfSettled()
 			return err
 		}
-		if cause := f.d.interruption(f.ctx); cause != nil {
+		if cause := f.d.Interruption(f.ctx); cause != nil {
 			f.logInterrupted(cause)
 			return f.requeue(cause)
 		}
@@ -285,7 +314,7 @@ func (a attempt) settle(err error) error {
 // prepare finds the place of the message and prepares the log. From here on this DelayedRetry
 // decides, so no other one tells observers.
 func (f *failed) prepare() {
-	f.d.told.decision, f.at, f.logger = true, placeOf(f.ctx, f.d), lines{f}
+	f.d.Told, f.at, f.logger = true, f.d.Place(f.ctx), lines{f}
 	_, f.quiet = f.r.logger.(watermill.NopLogger)
 }
 
@@ -344,13 +373,13 @@ func (f *failed) orNack(do func() error) error {
 	returned := false
 	defer func() {
 		if !returned {
-			f.d.msg.Nack()
+			f.d.Message.Nack()
 		}
 	}()
 	err := do()
 	returned = true
-	if err != nil && isUnsettled(err, f.d.msg) {
-		f.d.progress.Store(unsettled)
+	if err != nil && isUnsettled(err, f.d.Message) {
+		f.d.Advance(attached.Unsettled)
 	}
 	return err
 }

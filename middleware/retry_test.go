@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/attached"
 	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -109,8 +110,8 @@ func TestAMessageThatOnlyInheritedADeliveryHasNone(t *testing.T) {
 	t.Parallel()
 	consumed := newMessage(delivery{State: state{Failures: 2}})
 	inherited := message.NewMessageWithContext(consumed.Context(), "uuid", nil)
-	assert.Nil(t, middleware.DeliveryOf(inherited.Context(), inherited))
-	assert.Same(t, consumed, middleware.DeliveryOf(inherited.Context(), nil).Message())
+	assert.Nil(t, attached.Of(inherited.Context(), inherited))
+	assert.Same(t, consumed, attached.Of(inherited.Context(), nil).Message)
 	broker := newBroker()
 	acked(t, newRetry(t, broker).Middleware(failsWith(errBoom)), inherited)
 	if calls := broker.Calls(); calls[0].State.Failures != 1 || calls[0].Queue != "" {
@@ -134,7 +135,7 @@ func TestInterruptedBeforeTheHandler(t *testing.T) {
 		"stale, and past its limit": {
 			newMessage(delivery{Gone: closedChan(), State: state{Failures: 3}}), nil, "delivery is stale",
 		},
-		"context done": {attached(done, delivery{}), errShutdown, "shutdown"},
+		"context done": {arrived(done, delivery{}), errShutdown, "shutdown"},
 		"context done, no delivery": {
 			message.NewMessageWithContext(done, "uuid", nil), errShutdown, "shutdown",
 		},
@@ -153,10 +154,10 @@ func TestInterruptedBeforeTheHandler(t *testing.T) {
 	}
 }
 
-// attached is a message with the context and the delivery.
-func attached(ctx context.Context, d delivery) *message.Message {
+// arrived is a message with the context and the delivery.
+func arrived(ctx context.Context, d delivery) *message.Message {
 	msg := message.NewMessageWithContext(ctx, "uuid", []byte("payload"))
-	(&middleware.Attached{Delivery: d}).Attach(msg)
+	attach(d).Attach(msg)
 	return msg
 }
 
@@ -171,7 +172,7 @@ func TestInterruptedWhileTheHandlerRan(t *testing.T) {
 			ctx, cancel := context.WithCancel(context.Background())
 			defer cancel()
 			gone := make(chan struct{})
-			msg := attached(ctx, delivery{Gone: gone})
+			msg := arrived(ctx, delivery{Gone: gone})
 			_, err := newRetry(t, broker).Middleware(consumer(func(*message.Message) error {
 				interrupt(gone, cancel)
 				return result
@@ -196,10 +197,10 @@ func TestAPublishThatHasBegunIsNotCancelled(t *testing.T) {
 	retry := newRetry(t, republishFunc(func(ctx context.Context, msg *message.Message) error {
 		cancel()
 		published = ctx.Err() == nil && ctx.Value(key{}) == "trace" &&
-			middleware.DeliveryOf(ctx, msg) != nil
+			attached.Of(ctx, msg) != nil
 		return nil
 	}))
-	if _, err := retry.Middleware(failsWith(errBoom))(attached(ctx, delivery{})); err != nil ||
+	if _, err := retry.Middleware(failsWith(errBoom))(arrived(ctx, delivery{})); err != nil ||
 		!published {
 		t.Errorf("got %v, published with all values and no end: %v", err, published)
 	}
@@ -355,12 +356,11 @@ func deliveredMessage(tb testing.TB, notes header.RetryState) *message.Message {
 	for i := range 10 {
 		msg.Metadata.Set("key-"+strconv.Itoa(i), "value")
 	}
-	d := &middleware.Attached{Delivery: delivery{
+	attach(delivery{
 		Queue: "orders", Arrived: time.Now(), Gone: ctx.Done(), Closing: make(
 			chan struct{},
 		), State: notes,
-	}}
-	d.Attach(msg)
+	}).Attach(msg)
 	for key := range routerKey(4) {
 		msg.SetContext(context.WithValue(msg.Context(), key, "handler, subscriber and topic names"))
 	}

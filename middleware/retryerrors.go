@@ -30,9 +30,6 @@ var (
 	ErrNotDelivered = errors.New("message was not delivered by this client's subscriber: make " +
 		"the subscriber with the client (Client.NewSubscriber), and pass on the message itself, " +
 		"not a copy")
-
-	// errStale is the cause of an ErrInterrupted if no context is done.
-	errStale = errors.New("delivery is stale")
 )
 
 // unsettledError says that DelayedRetry could not settle msg. It knows the message, so that an

@@ -15,6 +15,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/nils"
+	"github.com/millpond-go/millpond/internal/seam"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
@@ -248,8 +249,7 @@ type DeadLetter struct {
 // confirmed it, with any reason. Several hooks are called in their order, each once for a dead
 // letter. Some dead letters the Subscriber makes without DelayedRetry: ReasonUndecodable,
 // ReasonCrashLoop, ReasonMisdirected, and ReasonOversized of a message that the router nacked. A
-// Subscriber with topology.For calls the hooks of the DelayedRetry that For names. Without For it
-// calls the hooks of every DelayedRetry of its Client.
+// Subscriber calls the hooks of the DelayedRetries that it was made with.
 //
 // No hook of this process is called for a dead letter that another process makes: an operator by
 // operate.Cancel (ReasonCancelled), or the broker by a policy.
@@ -353,12 +353,12 @@ func newSettings(
 // inherit takes the logger of the republisher, if no option names one, and puts its observers
 // before those of the options.
 func (s *settings) inherit(republisher Republisher) {
-	if c, ok := republisher.(client); ok && !nils.Is(republisher) {
+	if c, ok := clientOf(republisher); ok {
 		if s.logger == nil {
-			s.logger = c.Logger()
+			s.logger = c.Logger
 		}
 		own := s.observers
-		s.observers = slices.Clone(c.Observers())
+		s.observers = slices.Clone(c.Observers.([]Observer))
 		for _, o := range own {
 			if nils.Is(o) || !reflect.ValueOf(o).Comparable() || !slices.Contains(s.observers, o) {
 				s.observers = append(s.observers, o)
@@ -368,6 +368,13 @@ func (s *settings) inherit(republisher Republisher) {
 	if nils.Is(s.logger) {
 		s.logger = watermill.NopLogger{}
 	}
+}
+
+func clientOf(republisher Republisher) (c seam.Client, ok bool) {
+	if seam.ClientOf == nil || nils.Is(republisher) {
+		return c, false
+	}
+	return seam.ClientOf(republisher)
 }
 
 // check refuses a policy that is invalid, or has no end although none is set.

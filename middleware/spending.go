@@ -39,7 +39,7 @@ func WithBudget(budget Budget, only ...Selector) Option {
 		if nils.Is(budget) {
 			return errors.New("WithBudget: budget is nil")
 		}
-		spent := spending{Budget: budget.Seam(), given: budget}
+		spent := spending{Budget: budget.Seam()}
 		for _, selector := range only {
 			if selector.empty() {
 				return errors.New("WithBudget: a selector is empty: leave it out")
@@ -73,16 +73,6 @@ type spending struct {
 func (b *spending) brakeStopped() bool {
 	brake := b.Brake()
 	return brake != nil && brake.Stopped()
-}
-
-// Budgets returns the budgets of WithBudget in their order. topology.For lets their brakes stop a
-// Subscriber. The caller owns the slice.
-func (r *DelayedRetry) Budgets() []Budget {
-	var all []Budget
-	for _, b := range r.budgets {
-		all = append(all, b.given)
-	}
-	return all
 }
 
 // checkBudgets finds the delay of a retry that is over budget.
@@ -137,7 +127,7 @@ func (b *spending) blames(at place, err error) bool {
 func (a *attempt) placeForBudgets() (at place) {
 	for i := range a.r.budgets {
 		if len(a.r.budgets[i].only) > 0 {
-			return placeOf(a.ctx, a.d)
+			return a.d.Place(a.ctx)
 		}
 	}
 	return at
@@ -154,7 +144,7 @@ func (a *attempt) holdBack() *outcome {
 		}
 		why := errOverBudget
 		if b.Keyed() {
-			a.key, why = b.Key(a.d.msg), errKeyStopped
+			a.key, why = b.Key(a.d.Message), errKeyStopped
 		}
 		admitted, probe, change := b.Admit(a.key)
 		a.keyProbe = a.keyProbe || probe
@@ -268,7 +258,7 @@ func (a *attempt) reportBudget(b *spending, c seam.Change) {
 		a.r.logger.Info("Retry budget is open again", fields)
 	}
 	if a.r.events != nil {
-		a.tell(a.event(kind), a.d.msg.Nack)
+		a.tell(a.event(kind), a.d.Message.Nack)
 	}
 }
 

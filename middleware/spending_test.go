@@ -417,7 +417,7 @@ func newCustomers(t *testing.T) *customers {
 	require.NoError(t, err)
 	c := &customers{t: t, err: errors.New("connection refused"), calls: map[string]int{}}
 	retry := newRetry(t, middlewaretest.NewBroker(), middleware.WithBudget(budget))
-	c.brake = retry.Budgets()[0].Seam().Brake().(interface{ HearKey(seam.KeyNews) })
+	c.brake = seam.RetryOf(retry).Budgets[0].Brake().(interface{ HearKey(seam.KeyNews) })
 	c.h = retry.Middleware(middlewaretest.Consumer(func(msg *message.Message) error {
 		customer := msg.Metadata.Get("customer")
 		c.calls[customer]++

@@ -22,6 +22,7 @@ import (
 	"github.com/millpond-go/millpond/internal/nils"
 	"github.com/millpond-go/millpond/internal/observe"
 	"github.com/millpond-go/millpond/internal/publisher"
+	"github.com/millpond-go/millpond/internal/seam"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 )
@@ -49,7 +50,6 @@ type Client struct {
 	planned     map[string]bool // queues of the plans so far
 	subscribers map[*Subscriber]struct{}
 	publishers  map[*Publisher]struct{}
-	hooks       []func(context.Context, middleware.DeadLetter) // of OnDeadLetter
 }
 
 var _ middleware.Republisher = (*Client)(nil)
@@ -194,20 +194,19 @@ func newObservers(opts clientOptions) *observe.List[middleware.Event] {
 	}, tell...)
 }
 
-// Logger returns the logger of WithLogger, for middleware.NewDelayedRetry.
-func (c *Client) Logger() watermill.LoggerAdapter { return c.opts.logger }
+func init() {
+	seam.ClientOf = func(republisher any) (parts seam.Client, ok bool) {
+		c, ok := republisher.(interface{ parts() seam.Client }) // a struct that embeds a Client has it
+		if ok {
+			parts = c.parts()
+		}
+		return parts, ok
+	}
+}
 
-// Observers returns the observers of WithObserver, for middleware.NewDelayedRetry. The caller
-// owns the slice.
-func (c *Client) Observers() []middleware.Observer { return slices.Clone(c.opts.observers) }
-
-// OnDeadLetter adds a function that is told of the dead letters that Subscribers without For make
-// by themselves. middleware.NewDelayedRetry calls it if there are hooks; a program has
-// middleware.WithDeadLetterHook.
-func (c *Client) OnDeadLetter(tell func(ctx context.Context, dead middleware.DeadLetter)) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.hooks = append(c.hooks, tell)
+// parts are for middleware.NewDelayedRetry.
+func (c *Client) parts() seam.Client {
+	return seam.Client{Logger: c.opts.logger, Observers: c.opts.observers}
 }
 
 // Healthy returns nil while retries can be handed over, else the error that prevents it. It does

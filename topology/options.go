@@ -187,18 +187,16 @@ func WithControlUsers(names ...string) Option {
 type SubscriberOption func(*subscriberOptions) error
 
 type subscriberOptions struct {
-	retries        []*middleware.DelayedRetry // of For
-	delays         []time.Duration            // nil: not known
-	unlisted       bool                       // some policy cannot list its delays
+	retries        []seam.Retry    // of For
+	delays         []time.Duration // nil: not known
+	unlisted       bool            // some policy cannot list its delays
 	drainTimeout   time.Duration
 	requeue        bool
 	concurrency    int
 	prefetch       int // 0: as Qos says
 	handlerWarning time.Duration
 	timestamps     consumer.TimestampWindow
-	brakes         []seam.Brake                                   // of For
-	hooks          []func(context.Context, middleware.DeadLetter) // of For
-	named          bool                                           // For has named the hooks
+	brakes         []seam.Brake // of For
 	// consumerTimeout of the broker; 0: not said.
 	consumerTimeout time.Duration
 }
@@ -234,21 +232,20 @@ func ForPolicy(policies ...backoff.Policy) SubscriberOption {
 
 // For names a further DelayedRetry, of another handler of the Subscriber. See Client.NewSubscriber.
 //
-// Default: the one of NewSubscriber. Without one: the strategy's default wait steps, the hooks of
-// every DelayedRetry of the Client, and no brake.
+// Default: the one of NewSubscriber. Without one: the strategy's default wait steps, no hook, and no
+// brake.
 func For(retry *middleware.DelayedRetry) SubscriberOption {
 	return func(o *subscriberOptions) error {
 		if retry == nil {
 			return errors.New("the DelayedRetry is nil: NewSubscriberWithoutRetry needs none")
 		}
-		o.named = true
-		o.hooks = append(o.hooks, retry.TellDeadLetter)
-		for _, budget := range retry.Budgets() {
-			if b := budget.Seam().Brake(); b != nil && !slices.Contains(o.brakes, b) {
+		parts := seam.RetryOf(retry)
+		for _, budget := range parts.Budgets {
+			if b := budget.Brake(); b != nil && !slices.Contains(o.brakes, b) {
 				o.brakes = append(o.brakes, b)
 			}
 		}
-		o.retries = append(o.retries, retry)
+		o.retries = append(o.retries, parts)
 		return nil
 	}
 }
@@ -257,7 +254,7 @@ func For(retry *middleware.DelayedRetry) SubscriberOption {
 func (o subscriberOptions) at(queue, topic string) (subscriberOptions, error) {
 	o.delays = slices.Clone(o.delays)
 	for _, retry := range o.retries {
-		if err := ForPolicy(retry.PoliciesFor(queue, topic)...)(&o); err != nil {
+		if err := ForPolicy(retry.Policies(queue, topic)...)(&o); err != nil {
 			return o, err
 		}
 	}

@@ -17,7 +17,6 @@ import (
 	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/seam"
-	"github.com/millpond-go/millpond/middleware"
 )
 
 // Subscriber consumes queues for Watermill. The Client that made it can republish each of its
@@ -226,10 +225,10 @@ func (s *Subscriber) newSubscription(
 			Concurrency: o.concurrency, Prefetch: prefetch, PrefetchBy: by, Tag: s.cfg.consumer,
 			Exclusive: s.cfg.exclusive, NoLocal: s.cfg.noLocal, Arguments: s.cfg.arguments,
 		},
-		Waits: waits, Gate: o.gate(), Hooks: s.hooks,
+		Waits: waits, Gate: o.gate(), Retries: o.retries,
 		Prepare: source.prepare, CanStore: source.canStore,
 		DrainTimeout: o.drainTimeout, HandlerWarning: o.handlerWarning,
-		Timestamps: o.timestamps, RequeueOnNack: o.requeue, Retried: len(o.retries) > 0,
+		Timestamps: o.timestamps, RequeueOnNack: o.requeue,
 	}
 	if m, ok := c.strategy.(machinery); ok {
 		err = m.Seam(plan, c.host(), &cfg)
@@ -248,16 +247,6 @@ func (s *Subscriber) newSubscription(
 // changes how a queue is consumed whose plan asks for it.
 type machinery interface {
 	Seam(plan Plan, host seam.Host, cfg *consumer.Config) error
-}
-
-// hooks returns the functions that are told of a dead letter that no DelayedRetry has made.
-func (s *Subscriber) hooks() []func(context.Context, middleware.DeadLetter) {
-	if s.opts.named {
-		return s.opts.hooks
-	}
-	s.client.mu.Lock()
-	defer s.client.mu.Unlock()
-	return slices.Clone(s.client.hooks)
 }
 
 // Close stops consuming, waits until the messages in progress are settled, for at most the drain

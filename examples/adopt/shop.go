@@ -100,7 +100,7 @@ func (s *shop) tell() {
 }
 
 func counted(msg *message.Message) string {
-	if middleware.DeliveryOf(msg.Context(), nil) == nil {
+	if _, ok := middleware.DeliveryOf(msg.Context()); !ok {
 		return "which no count says"
 	}
 	return fmt.Sprintf("counted as %d", middleware.Attempt(msg.Context()))

@@ -74,8 +74,8 @@ func (b *Bank) Handle(msg *message.Message) error {
 // queue is part of it, because two queues on one exchange get the same message, and each has its
 // own work.
 func identity(msg *message.Message) (queue, id string) {
-	d := middleware.DeliveryOf(msg.Context(), nil)
-	if d == nil {
+	d, ok := middleware.DeliveryOf(msg.Context())
+	if !ok {
 		return "", msg.UUID
 	}
 	return d.Queue, cmp.Or(d.MessageID, msg.UUID)

@@ -14,3 +14,11 @@ func Now() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
 
 // Jump moves the host's clock by d. It is for tests.
 func Jump(d time.Duration) { ahead.Add(int64(d)) }
+
+// NotAfter returns t, or now if t is missing or forged to lie ahead.
+func NotAfter(t, now time.Time) time.Time {
+	if t.IsZero() || t.After(now) {
+		return now
+	}
+	return t
+}

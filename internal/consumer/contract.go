@@ -88,9 +88,10 @@ type Config struct {
 	Decode  func(amqp.Delivery) (*message.Message, error)
 	Consume Consume
 	Waits   Waits
-	// Hooks returns the functions that are told of each dead letter that no DelayedRetry has made.
-	// They are the user's: they may hang or end their goroutine.
-	Hooks func() []func(context.Context, middleware.DeadLetter)
+	// Retries are the DelayedRetries that are meant to see each message. Their hooks are told of each
+	// dead letter that none of them has made. They are the user's: they may hang or end their
+	// goroutine. Default: none
+	Retries []seam.Retry
 	// Prepare declares and checks everything before consuming begins. The function returns how
 	// long a delivery may be held under a consumer timeout of the broker.
 	Prepare func(context.Context, *link.Conn, func(time.Duration) time.Duration) (Limits, error)
@@ -107,7 +108,6 @@ type Config struct {
 	DrainTimeout   time.Duration // bounds the wait for messages in progress at the end
 	HandlerWarning time.Duration // logs a handler that does not return. Default: never
 	Timestamps     TimestampWindow
-	Retried        bool // a DelayedRetry is meant to see each message
 	RequeueOnNack  bool // gives nacked messages straight back; switches the crash guard off
 }
 

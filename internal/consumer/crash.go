@@ -197,7 +197,7 @@ func (d *delivery) blame() {
 }
 
 func (d *delivery) guardFields() watermill.LogFields {
-	return d.LogFields().Add(watermill.LogFields{
+	return d.logFields().Add(watermill.LogFields{
 		"delivery_count": DeliveryCount(&d.raw), "interruptions": d.State.Interruptions,
 	})
 }

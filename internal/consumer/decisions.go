@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/hold"
+	"github.com/millpond-go/millpond/internal/seam"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -21,7 +23,7 @@ import (
 func (d *delivery) dropUndecodable(err error) {
 	// The marshaler and the text of its error are the user's: ErrorText cuts the text.
 	d.sub.logger.Error("Message cannot be decoded, dead-lettering it",
-		errors.New(middleware.Event{Err: err}.ErrorText()), d.LogFields())
+		errors.New(middleware.Event{Err: err}.ErrorText()), d.logFields())
 	state := d.State
 	state.Reason, state.DeadAt = header.ReasonUndecodable, clock.Now()
 	state.Error, state.Class = err.Error(), header.ClassPermanent
@@ -48,12 +50,12 @@ func (d *delivery) nacked() {
 		}
 		return
 	}
-	if d.sub.cfg.Retried && d.EntryContext() == d.ctx {
+	if len(d.sub.cfg.Retries) > 0 && d.EntryContext() == d.ctx {
 		d.sub.forgot.Do(func() {
 			d.sub.logger.Error("Warning: a message was nacked that has not passed the middleware of the "+
 				"Subscriber's DelayedRetry, so it comes back each second, and no attempt is counted: add "+
 				"the middleware to the router or to the handler, or find the one outside it that fails",
-				ErrNotYet, d.LogFields())
+				ErrNotYet, d.logFields())
 		})
 	}
 	state := d.snoozed()
@@ -94,11 +96,11 @@ func (d *delivery) settle(holding string, handOver func(context.Context) error, 
 			})
 		},
 		Failing: func(err error, _ int, held time.Duration) {
-			d.sub.logger.Error(holding, err, d.LogFields().Add(watermill.LogFields{"held": held}))
+			d.sub.logger.Error(holding, err, d.logFields().Add(watermill.LogFields{"held": held}))
 		},
 	}, func() error { return handOver(context.WithoutCancel(d.ctx)) })
 	if err != nil {
-		d.sub.logger.Error("Message goes back to its queue", err, d.LogFields())
+		d.sub.logger.Error("Message goes back to its queue", err, d.logFields())
 		if errors.Is(err, hold.ErrLimit) {
 			if d.astray != nil && d.deadLetterAstray(err) || d.astray == nil && d.snoozeAtLast() {
 				return
@@ -142,8 +144,15 @@ func (d *delivery) observe(kind middleware.EventKind, set func(*middleware.Event
 		return
 	}
 	ctx := d.contextOfUser()
-	e := d.Event(ctx, kind, time.Now().UTC())
-	e.Topic = d.sub.cfg.Topic
+	at := time.Now().UTC()
+	ids, attempt, times := d.IDsThen(), d.Attempt(), d.Times(at)
+	e := middleware.Event{
+		Kind: kind, At: at,
+		Handler: d.Place(ctx).Handler, Queue: d.Queue, Topic: d.sub.cfg.Topic,
+		Attempt: attempt, Failures: attempt - 1, Interruptions: d.State.Interruptions,
+		MessageID: ids.Message, MessageUUID: ids.UUID, CorrelationID: ids.Correlation,
+		Age: times.Age, LastDelay: times.LastDelay, DelayMeasured: times.DelayMeasured,
+	}
 	set(&e)
 	observers.Tell(ctx, e)
 }
@@ -151,13 +160,15 @@ func (d *delivery) observe(kind middleware.EventKind, set func(*middleware.Event
 // observeRequeued tells of a message that goes back to its queue, unless a DelayedRetry has
 // told of it.
 func (d *delivery) observeRequeued(err error, tries int, held time.Duration) {
-	if d.ToldRequeued() {
+	if d.Requeued.Load() {
 		return
 	}
 	d.observe(middleware.EventRequeued, func(e *middleware.Event) {
 		e.Err, e.Tries, e.Held = err, tries, held
 	})
 }
+
+func (d *delivery) logFields() watermill.LogFields { return d.LogFields(d.IDsThen()) }
 
 // contextOfUser returns the context for observers and hooks. It is not the context of the
 // message, because the handler may be writing that.
@@ -201,8 +212,8 @@ const lateHook = time.Second
 // message is made here, because a marshaler may refuse it, or end the process, and a handler may
 // still write its own.
 func (d *delivery) tellHooks(state header.RetryState, err error) {
-	hooks := d.sub.cfg.Hooks()
-	if len(hooks) == 0 {
+	hooked := func(r seam.Retry) bool { return r.Dead != nil }
+	if !slices.ContainsFunc(d.sub.cfg.Retries, hooked) {
 		return
 	}
 	msg := message.NewMessage(d.raw.MessageId, bytes.Clone(d.raw.Body))
@@ -216,10 +227,10 @@ func (d *delivery) tellHooks(state header.RetryState, err error) {
 	told := make(chan struct{})
 	go func() {
 		defer close(told)
-		for _, tell := range hooks {
-			tell(ctx, middleware.DeadLetter{
-				Message: msg, Queue: d.Queue, Topic: d.sub.cfg.Topic, Err: err, State: state,
-			})
+		for _, r := range d.sub.cfg.Retries {
+			if hooked(r) {
+				r.Dead(ctx, msg, d.Queue, d.sub.cfg.Topic, err, state)
+			}
 		}
 	}()
 	limit := time.NewTimer(left)
@@ -228,7 +239,7 @@ func (d *delivery) tellHooks(state header.RetryState, err error) {
 	case <-told:
 	case <-limit.C:
 		d.sub.logger.Error("Dead-letter hook did not return, acking its message without it",
-			errHookHangs, d.LogFields())
+			errHookHangs, d.logFields())
 	case <-d.ctx.Done():
 	}
 }
@@ -238,7 +249,7 @@ var errHookHangs = errors.New("the hook must return when its context is done")
 // observeMachinery tells of a hand-over that fails or has recovered. After a DelayedRetry
 // that gave up, the Subscription tries once more: only a success of that try is news.
 func (d *delivery) observeMachinery(kind middleware.EventKind, set func(*middleware.Event)) {
-	if !d.ToldRequeued() {
+	if !d.Requeued.Load() {
 		d.observe(kind, set)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/attached"
 	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/publisher"
@@ -24,7 +25,7 @@ import (
 
 // delivery is a delivery from its arrival until it is settled.
 type delivery struct {
-	middleware.Attached
+	attached.Delivery
 	republished middleware.Republished // where the last copy to a wait queue is
 	died        *header.RetryState     // of the last copy if that is a dead letter, else nil
 	sub         *Subscription
@@ -127,11 +128,11 @@ func (s *Subscription) process(d *delivery) {
 	// run at once than the user asked for.
 	select {
 	case <-msg.Acked():
-		if d.Unsettled() {
+		if d.Progress() == attached.Unsettled {
 			s.logger.Error("Message was acked although DelayedRetry could not settle it: an outer "+
 				"middleware, such as PoisonQueue, has dropped the error; remove that middleware, or let "+
 				"ErrInterrupted and ErrNotHandedOver pass",
-				errOrder, d.LogFields())
+				errOrder, d.logFields())
 			d.nacked() // no copy is confirmed: an ack would lose the message
 			return
 		}
@@ -270,12 +271,12 @@ func (d *delivery) decode() (msg *message.Message, err error) {
 func (d *delivery) ack() {
 	if d.life.settle() == rejected {
 		if err := d.on.reject(d.raw.DeliveryTag); err != nil {
-			d.sub.logger.Debug("Cannot reject, the message comes again: "+err.Error(), d.LogFields())
+			d.sub.logger.Debug("Cannot reject, the message comes again: "+err.Error(), d.logFields())
 		}
 		return
 	}
 	if err := d.on.Ack(d.raw.DeliveryTag); err != nil {
-		d.sub.logger.Debug("Cannot ack, the message comes again: "+err.Error(), d.LogFields())
+		d.sub.logger.Debug("Cannot ack, the message comes again: "+err.Error(), d.logFields())
 	}
 }
 
@@ -289,7 +290,7 @@ func (d *delivery) giveBack() {
 		d.awaitCancel()
 	}
 	if err := d.on.GiveBack(d.raw.DeliveryTag); err != nil {
-		d.sub.logger.Debug("Cannot nack, the message comes again: "+err.Error(), d.LogFields())
+		d.sub.logger.Debug("Cannot nack, the message comes again: "+err.Error(), d.logFields())
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/attached"
 	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/publisher"
@@ -57,7 +58,7 @@ func (g *Group) DeadLetter(
 // delivery returns the delivery behind msg, if a Subscription of the group has made it.
 func (g *Group) delivery(ctx context.Context, msg *message.Message) (*delivery, error) {
 	d := deliveryIn(ctx)
-	if d == nil || d.sub.cfg.Group != g || middleware.DeliveryOf(ctx, msg) != &d.Attached {
+	if d == nil || d.sub.cfg.Group != g || attached.Of(ctx, msg) != &d.Delivery {
 		return nil, middleware.ErrNotDelivered
 	}
 	return d, nil
@@ -101,7 +102,7 @@ func (d *delivery) notRepublished(
 	if !errors.Is(err, ErrTooLarge) {
 		return err
 	}
-	d.sub.logger.Error("Message cannot be retried, dead-lettering it", err, d.LogFields())
+	d.sub.logger.Error("Message cannot be retried, dead-lettering it", err, d.logFields())
 	state.Reason, state.DeadAt = header.ReasonOversized, now
 	state.WaitingSince = time.Time{}
 	err = d.deadLetter(ctx, state)
@@ -213,7 +214,7 @@ func (d *delivery) earlier(ctx context.Context) (settled bool, err error) {
 		return true, errors.Join(err, context.Cause(d.ctx))
 	case errors.Is(err, publisher.ErrGivenUp):
 		d.sub.logger.Info("A confirm is taken for lost, handing the message over again: there may be a "+
-			"second copy", d.LogFields())
+			"second copy", d.logFields())
 	}
 	return false, err
 }
@@ -255,7 +256,7 @@ func (d *delivery) bare(reason header.Reason) (msg *amqp.Publishing, alone bool)
 	room.headers++
 	if room.check(msg) != nil {
 		d.sub.logger.Info("Dead letter leaves no room for its reason and may be readable only once "+
-			"(broker fact F25)", d.LogFields())
+			"(broker fact F25)", d.logFields())
 		bare = wire.Publishing(&d.raw, drop, nil)
 	}
 	return msg, true
@@ -340,7 +341,7 @@ func (d *delivery) AfterWrite() {
 // handlerEnded reports whether the Subscription or a DelayedRetry hands the message over. Else
 // its handler runs and has called Republish itself.
 func (d *delivery) handlerEnded() bool {
-	return d.life.phase() == deciding || d.IsHandedOver()
+	return d.life.phase() == deciding || d.Progress() >= attached.Handing
 }
 
 func (d *delivery) send(

@@ -181,7 +181,7 @@ func (s *Subscription) suspend(d *delivery) {
 		s.logger.Error("Messages could not be stored for as long as a delivery may be held: the queue "+
 			"is not consumed until they can be stored again, and its messages stay in it; look at the "+
 			"errors before this line",
-			errCannotStore, d.LogFields())
+			errCannotStore, d.logFields())
 	}
 	d.on.enoughNow()
 	d.awaitCancel()

@@ -118,7 +118,7 @@ func (s *Subscription) logHandler(d *delivery, held time.Duration) {
 		return
 	}
 	id := cmp.Or(d.MessageID, d.uuid)
-	handler := d.Handler()
+	handler := d.Place(d.contextOfUser()).Handler
 	s.logger.Error("Handler does not return: use Watermill's Timeout inside DelayedRetry and a "+
 		"handler that heeds its context; the message keeps its place, and the broker delivers it "+
 		"again after its consumer timeout (30m unless set)",

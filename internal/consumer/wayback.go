@@ -214,7 +214,7 @@ func (d *delivery) forward(ctx context.Context, state *header.RetryState) error 
 // misdirected completes the state of a delivery that err keeps from its queue.
 func (d *delivery) misdirected(state *header.RetryState, err error) {
 	d.sub.logger.Error("Message of another queue cannot be sent on, dead-lettering it", err,
-		d.LogFields())
+		d.logFields())
 	state.Reason, state.DeadAt = header.ReasonMisdirected, clock.Now()
 	state.Error = errors.Join(errChangedKey, err).Error()
 	d.raw.Priority = wire.Priority(&d.raw, keys.Priority)

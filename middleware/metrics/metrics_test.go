@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/attached"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/metrics"
@@ -248,7 +249,7 @@ func delivered(tb testing.TB) *message.Message {
 	ctx, cancel := context.WithCancel(context.Background())
 	tb.Cleanup(cancel)
 	msg := message.NewMessageWithContext(ctx, "uuid", nil)
-	(&middleware.Attached{Delivery: middleware.Delivery{
+	(&attached.Delivery{Facts: attached.Facts{
 		Queue: "orders", MessageID: "m-1", CorrelationID: "c-1", Arrived: time.Now(),
 		Gone: make(chan struct{}), Closing: make(chan struct{}),
 	}}).Attach(msg)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/millpond-go/millpond/internal/attached"
 	"github.com/millpond-go/millpond/internal/ladder"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -138,7 +139,7 @@ func (b *Broker) given(asked time.Duration) time.Duration {
 }
 
 func (b *Broker) record(ctx context.Context, c Call) error {
-	if d := middleware.DeliveryOf(ctx, c.Message); d != nil {
+	if d := attached.Of(ctx, c.Message); d != nil {
 		c.Queue = d.Queue
 	}
 	b.mu.Lock()

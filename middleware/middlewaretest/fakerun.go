@@ -10,6 +10,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/millpond-go/millpond/internal/attached"
 	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -126,14 +127,14 @@ func Consumer(handle message.NoPublishHandlerFunc) message.HandlerFunc {
 func (b *Broker) Run(h message.HandlerFunc, msg *message.Message) Result {
 	ctx, sent := msg.Context(), msg.Copy()
 	sent.Payload = slices.Clone(sent.Payload)
-	if d := middleware.DeliveryOf(ctx, msg); d != nil && d.Given == nil {
+	if d := attached.Of(ctx, msg); d != nil && d.Given == nil {
 		d.Given = b.given
 	}
 	var result Result
 	for deliveries := 1; ; deliveries++ {
 		delivery := middleware.Delivery{Given: b.given}
-		if d := middleware.DeliveryOf(msg.Context(), msg); d != nil {
-			delivery = d.Delivery
+		if d := attached.Of(msg.Context(), msg); d != nil {
+			delivery = middleware.Delivery(d.Facts)
 		}
 		produced, call, err := b.deliver(h, msg)
 		// Every attempt that is settled has an entry in the history.
@@ -219,7 +220,7 @@ func attach(ctx context.Context, msg *message.Message, delivery middleware.Deliv
 		}
 	}
 	msg.SetContext(ctx)
-	(&middleware.Attached{Delivery: delivery}).Attach(msg)
+	(&attached.Delivery{Facts: attached.Facts(delivery)}).Attach(msg)
 }
 
 // redelivered returns the message as it comes back after a call. The state passes

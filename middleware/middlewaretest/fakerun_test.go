@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/attached"
 	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -122,7 +123,7 @@ func TestEachAttemptHasTheMessageAsItArrived(t *testing.T) {
 		}
 		ctx := got.Context()
 		assert.Equal(t, "database", ctx.Value(key{}), "context or delivery is lost")
-		assert.Equal(t, "orders", middleware.DeliveryOf(ctx, got).Queue, "context or delivery is lost")
+		assert.Equal(t, "orders", attached.Of(ctx, got).Queue, "context or delivery is lost")
 		if attempt := middleware.Attempt(ctx); (attempt > 1) != (got.Metadata[keys.Failures] != "") {
 			t.Errorf("attempt %d has the metadata %v", attempt, got.Metadata)
 		}

@@ -15,6 +15,7 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.37.0"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/millpond-go/millpond/internal/attached"
 	"github.com/millpond-go/millpond/middleware"
 )
 
@@ -87,7 +88,7 @@ type spanKey struct{}
 func (t *Tracing) Middleware(h message.HandlerFunc) message.HandlerFunc {
 	return func(msg *message.Message) ([]*message.Message, error) {
 		ctx := msg.Context()
-		d := middleware.DeliveryOf(ctx, msg)
+		d := attached.Of(ctx, msg)
 		parent, before := t.parents(ctx, msg, d)
 		ctx, span := t.tracer.Start(parent, "process "+destination(ctx, d),
 			trace.WithSpanKind(trace.SpanKindConsumer),
@@ -97,7 +98,7 @@ func (t *Tracing) Middleware(h message.HandlerFunc) message.HandlerFunc {
 		defer span.End()
 		made, outer := span.SpanContext(), trace.SpanContextFromContext(parent)
 		if d != nil && made.SpanID() != outer.SpanID() { // equal without an SDK
-			d.SetTraceparent(traceparent(made))
+			d.State.Traceparent = traceparent(made)
 		}
 		msg.SetContext(context.WithValue(ctx, spanKey{}, span))
 		produced, err := h(msg)
@@ -120,7 +121,7 @@ func (t *Tracing) Middleware(h message.HandlerFunc) message.HandlerFunc {
 // parents returns a context with the parent span of an attempt, and a link to the
 // attempt before, if there was one.
 func (t *Tracing) parents(
-	ctx context.Context, msg *message.Message, d *middleware.Attached,
+	ctx context.Context, msg *message.Message, d *attached.Delivery,
 ) (context.Context, []trace.Link) {
 	// A middleware outside may have made a span of the message already.
 	if !trace.SpanContextFromContext(ctx).IsValid() {
@@ -161,7 +162,7 @@ func parse(traceparent string) trace.SpanContext {
 }
 
 // destination is the queue, because the number of routing keys has no bound.
-func destination(ctx context.Context, d *middleware.Attached) string {
+func destination(ctx context.Context, d *attached.Delivery) string {
 	if d != nil && d.Queue != "" {
 		return d.Queue
 	}
@@ -171,7 +172,7 @@ func destination(ctx context.Context, d *middleware.Attached) string {
 // attributes follow OpenTelemetry's conventions for messaging; more begin with
 // millpond.
 func attributes(
-	ctx context.Context, msg *message.Message, d *middleware.Attached,
+	ctx context.Context, msg *message.Message, d *attached.Delivery,
 ) []attribute.KeyValue {
 	a := []attribute.KeyValue{
 		semconv.MessagingOperationTypeProcess,
@@ -186,21 +187,21 @@ func attributes(
 		return append(a, semconv.MessagingMessageID(msg.UUID),
 			semconv.MessagingDestinationName(destination(ctx, d)))
 	}
-	e := d.Event(ctx, "", d.Arrived)
-	if e.CorrelationID != "" {
-		a = append(a, semconv.MessagingMessageConversationID(e.CorrelationID))
+	ids, times := d.IDsThen(), d.Times(d.Arrived)
+	if ids.Correlation != "" {
+		a = append(a, semconv.MessagingMessageConversationID(ids.Correlation))
 	}
-	if e.LastDelay > 0 {
-		a = append(a, seconds("millpond.delay_asked", e.LastDelay),
-			seconds("millpond.delay_measured", e.DelayMeasured))
+	if times.LastDelay > 0 {
+		a = append(a, seconds("millpond.delay_asked", times.LastDelay),
+			seconds("millpond.delay_measured", times.DelayMeasured))
 	}
-	a = append(a, semconv.MessagingMessageID(e.MessageID), semconv.MessagingSystemRabbitMQ)
+	a = append(a, semconv.MessagingMessageID(ids.Message), semconv.MessagingSystemRabbitMQ)
 	exchange, key := d.State.OriginExchange, d.State.OriginRoutingKey
 	if exchange == "" && key == "" {
-		return append(a, semconv.MessagingDestinationName(e.Queue))
+		return append(a, semconv.MessagingDestinationName(d.Queue))
 	}
 	return append(a,
-		semconv.MessagingDestinationName(name(exchange, key, e.Queue)),
+		semconv.MessagingDestinationName(name(exchange, key, d.Queue)),
 		semconv.MessagingRabbitMQDestinationRoutingKey(key))
 }
 

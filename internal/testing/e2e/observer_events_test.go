@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/attached"
 	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
@@ -154,7 +155,7 @@ func TestAMessageGivenBackAtShutdownIsTold(t *testing.T) {
 			RetryOptions:  []middleware.Option{middleware.WithObserver(&told)},
 			Handle: func(msg *message.Message) error {
 				close(began)
-				<-middleware.DeliveryOf(msg.Context(), msg).Closing
+				<-attached.Of(msg.Context(), msg).Closing
 				return nil
 			},
 			Outer: failOnce(func() {}),

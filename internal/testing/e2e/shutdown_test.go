@@ -15,12 +15,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/attached"
 	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/frame"
 	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -407,7 +407,7 @@ func TestNackedAtShutdownGoesBackOnce(t *testing.T) {
 		Outer: []message.HandlerMiddleware{func(message.HandlerFunc) message.HandlerFunc {
 			return func(msg *message.Message) ([]*message.Message, error) {
 				defer handling.Enter(string(msg.Payload))()
-				<-middleware.DeliveryOf(msg.Context(), msg).Closing
+				<-attached.Of(msg.Context(), msg).Closing
 				return nil, rig.ErrFailed
 			}
 		}},
