@@ -17,10 +17,12 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/batch"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
@@ -244,4 +246,26 @@ func TestBatchesOnABroker(t *testing.T) {
 	assert.Equal(t, []int{8, 8}, []int{failed.Count(), failed.Total()})
 	assert.Equal(t, slices.Repeat([]int{size}, 22), sizes)
 	r.RequireNothingLeft(0)
+}
+
+// Given two of four messages that wait for their batch for up to an hour, when the service stops,
+// then it does not wait for them. They are back in their queue, with nothing spent.
+func TestStopDoesNotWaitForABatch(t *testing.T) {
+	t.Parallel()
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+		c := record()
+		r := rig.Start(t, rig.Config{
+			URL: broker.URL(), SubscriberOptions: rig.InFlight(4), Policy: backoff.List{time.Second},
+			Handle: batch.Handler(4, time.Hour, c.succeed),
+		})
+		rig.Fill(t, r.URL, r.Queue, 2)
+		<-time.After(time.Second)
+		require.Zero(t, r.Depth(""), "both are delivered")
+		r.Stop()
+		require.Less(t, time.Since(c.began), time.Minute)
+		require.Empty(t, c.made())
+		for range 2 {
+			require.NotContains(t, rig.Take(t, r.URL, r.Queue).Headers, header.Queue)
+		}
+	})
 }
