@@ -1,8 +1,10 @@
 package middlewaretest_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -134,4 +136,32 @@ func ExampleNewMessage() {
 	// Output:
 	// dead-lettered (exhausted) after 2 attempts, delays 1h0m0s
 	// dead-lettered (exhausted) after 2 attempts, delays 1s
+}
+
+// Dead letters of production are the cases of a test: does the mended handler handle them? The tool
+// wrote them with `millpond dead export orders --all --file testdata/letters.jsonl`.
+func ExampleLetters() {
+	exported, err := os.Open("testdata/letters.jsonl")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer exported.Close()
+	letters, err := middlewaretest.Letters(exported)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	broker := middlewaretest.NewBroker()
+	retry, _ := middleware.NewDelayedRetry(broker, backoff.List{time.Second})
+	handler := retry.Middleware(middlewaretest.Consumer(func(msg *message.Message) error {
+		var order struct{ Total json.RawMessage } // a number or a string, since the repair
+		return json.Unmarshal(msg.Payload, &order)
+	}))
+	for _, letter := range letters {
+		fmt.Printf("%s: %v\n", letter.Payload, broker.Run(handler, letter))
+	}
+	// Output:
+	// {"order":8,"total":"12,50"}: handled after 1 attempt
+	// {"order":7,"total":12.5}: handled after 1 attempt
 }
