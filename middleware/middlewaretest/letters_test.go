@@ -42,9 +42,9 @@ func TestLettersOfTheTool(t *testing.T) {
 		ctx := msg.Context()
 		assert.Equal(t, want.payload, string(msg.Payload))
 		assert.Equal(t, want.uuid, msg.UUID)
-		d := middleware.DeliveryOf(ctx, msg)
+		d, _ := middleware.DeliveryOf(ctx)
 		assert.Equal(t, []string{"orders", "ship", "orders", want.messageID, want.correlationID},
-			[]string{d.Queue, d.Delivery.Handler, d.Topic, d.MessageID, d.CorrelationID})
+			[]string{d.Queue, d.Handler, d.Topic, d.MessageID, d.CorrelationID})
 		assert.Equal(t, 1, middleware.Attempt(ctx))
 		state := middleware.StateOf(ctx)
 		assert.Equal(t, "orders", state.OriginRoutingKey)
@@ -90,5 +90,7 @@ func TestLettersThatCannotBeRead(t *testing.T) {
 
 	other, err := middlewaretest.Letters(strings.NewReader(`{"message_id":"7","body":"x"}`))
 	require.NoError(t, err)
-	require.Empty(t, middleware.DeliveryOf(other[0].Context(), other[0]).Queue)
+	d, ok := middleware.DeliveryOf(other[0].Context())
+	require.True(t, ok)
+	require.Empty(t, d.Queue)
 }

@@ -131,9 +131,9 @@ func TestReplayByFormsAlone(t *testing.T) {
 	require.Contains(t, colleague.get("/actions").body, "done: 20 of 20")
 
 	// An action that the end of the server interrupts is shown by the next one.
-	h.dies("p-", "refused", 60)
+	h.dies("p-", "refused", 60) // a minute's work
 	_, confirm = v.rehearse(url.Values{
-		"kind": {"replay"}, "queue": {"orders"}, "all": {"1"}, "rate": {"10"},
+		"kind": {"replay"}, "queue": {"orders"}, "all": {"1"}, "rate": {"1"},
 	})
 	v.post("/action/start", confirm)
 	v.post("/action/stop", url.Values{"id": {confirm.Get("id")}})
