@@ -233,7 +233,7 @@ func (a *attempt) isInner() bool { return a.d.Outer != a.r }
 // interrupted reports an attempt that ended before the handler was called.
 func (a attempt) interrupted() error {
 	f := &failed{attempt: a}
-	return f.orNack(func() error { return f.requeue(f.d.Interruption(nil)) })
+	return f.orNack(func() error { return f.requeue(f.d.Interruption(f.d.AttachContext())) })
 }
 
 // pastLimit returns the outcome of a message that arrives past its limit: a dead letter. It

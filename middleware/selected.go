@@ -32,8 +32,8 @@ func (s *selected) add(r *DelayedRetry) (met *atomic.Bool) {
 	return new(atomic.Bool)
 }
 
-// meet notes where a handler is. When each handler has had a message, it warns of the selectors that
-// match none of them.
+// meet notes where a handler is. When each handler has had a message, it warns of the selectors
+// that match none of them.
 func (s *selected) meet(r *DelayedRetry, at place) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -64,9 +64,8 @@ func WithBudget(budget Budget, only ...Selector) Option {
 // spending is a budget as one DelayedRetry spends it.
 type spending struct {
 	seam.Budget
-	given Budget
-	only  []rule        // empty: everything counts
-	slow  time.Duration // the delay of a retry that is over budget
+	only []rule        // empty: everything counts
+	slow time.Duration // the delay of a retry that is over budget
 }
 
 // brakeStopped reports whether the brake is stopped.

@@ -232,8 +232,8 @@ func ForPolicy(policies ...backoff.Policy) SubscriberOption {
 
 // For names a further DelayedRetry, of another handler of the Subscriber. See Client.NewSubscriber.
 //
-// Default: the one of NewSubscriber. Without one: the strategy's default wait steps, no hook, and no
-// brake.
+// Default: the one of NewSubscriber. Without one: the strategy's default wait steps, no hook, and
+// no brake.
 func For(retry *middleware.DelayedRetry) SubscriberOption {
 	return func(o *subscriberOptions) error {
 		if retry == nil {

@@ -147,12 +147,11 @@ func (d *Delivery) Ended() bool {
 // errStale is the cause of an interruption if no context is done.
 var errStale = errors.New("delivery is stale")
 
-// Interruption says why nothing may be published for the delivery any more; nil if it may. A nil
-// ctx stands for the one of Attach.
+// AttachContext returns the context of the message in Attach.
+func (d *Delivery) AttachContext() context.Context { return d.ctx }
+
+// Interruption says why nothing may be published for the delivery any more; nil if it may.
 func (d *Delivery) Interruption(ctx context.Context) error {
-	if ctx == nil {
-		ctx = d.ctx
-	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
