@@ -3,8 +3,11 @@ package page_test
 import (
 	"bufio"
 	"encoding/base64"
+	"fmt"
 	"net/http"
 	"net/url"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -149,6 +152,56 @@ func TestNothingIsShownWithoutAnAccount(t *testing.T) {
 	} {
 		got := v.with(http.MethodGet, "/", "", headers("Authorization", authorization))
 		require.Equal(t, http.StatusOK, got.StatusCode, authorization)
+	}
+}
+
+// Given an interrupted action, then an answer before a login says nothing of it, of the broker or of
+// a person: neither to a stranger, nor through a name that an attacker points at the page.
+func TestAnswersBeforeALoginNameNothing(t *testing.T) {
+	t.Parallel()
+	basic := func(c *page.Config) {
+		c.Accounts = []page.Account{{Name: "ada", Secret: "password of ada", Role: page.RoleAct}}
+	}
+	for name, accounts := range map[string]func(*page.Config){"form": tokens, "basic": basic} {
+		v := nowhere(t, func(c *page.Config) {
+			accounts(c)
+			c.URL += "payroll"
+			c.AllowActions, c.StateFolder = true, t.TempDir()
+			journal := filepath.Join(c.StateFolder, "actions")
+			require.NoError(t, os.Mkdir(journal, 0o700))
+			require.NoError(t, os.WriteFile(filepath.Join(journal, "a1.json"), fmt.Appendf(nil,
+				`{"id": "a1", "who": "grace", "state": "interrupted", "noted": %q, "count": 4711,
+				"request": {"kind": "replay", "queue": "salaries"}, "source": "salaries.dlq",
+				"words": "Replay 4711 dead letters of salaries"}`, time.Now().Format(time.RFC3339)), 0o600))
+		})
+		told := []string{"payroll", "grace", "salaries", "4711", "Interrupted", "/actions", "may act"}
+		authorized := "Basic " + base64.StdEncoding.EncodeToString([]byte("ada:password of ada"))
+		seen := v.with(http.MethodGet, "/actions", "", headers("Authorization", authorized))
+		for _, text := range told[:6] {
+			require.Contains(t, seen.body, text)
+		}
+		for _, c := range []struct {
+			want         int
+			method, path string
+			pairs        []string
+		}{
+			{http.StatusUnauthorized, http.MethodGet, "/", nil},
+			{http.StatusUnauthorized, http.MethodGet, "/actions", nil},
+			{http.StatusUnauthorized, http.MethodPost, "/action/start", nil},
+			{http.StatusNotFound, http.MethodPost, "/static/", nil},
+			{http.StatusMisdirectedRequest, http.MethodGet, "/", []string{
+				"Host", "evil.example", "Authorization", authorized,
+			}},
+			{http.StatusForbidden, http.MethodPost, "/", []string{
+				"Origin", "https://evil.example", "Authorization", authorized,
+			}},
+		} {
+			got := v.with(c.method, c.path, "", headers(c.pairs...))
+			require.Equal(t, c.want, got.StatusCode, "%s %s %s", name, c.method, c.path)
+			for _, text := range told {
+				require.NotContains(t, got.body, text, "%s %s %s", name, c.method, c.path)
+			}
+		}
 	}
 }
 

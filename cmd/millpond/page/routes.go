@@ -233,8 +233,10 @@ type view struct {
 	// Running are the looks that the page waits for.
 	Running []*task
 
-	Base, Nonce, Form, Who, Vhost string
-	MayAct, Login                 bool
+	Base, Nonce string
+	// Who is empty before a login. Then the page has nothing of the broker and of actions.
+	Who, Form, Vhost string
+	MayAct, Login    bool
 	// Address is the path and the query of the page, for forms that return to it.
 	Address string
 	Now     time.Time
@@ -247,11 +249,13 @@ type view struct {
 // render writes a page, whole or not at all.
 func (h *Handler) render(w http.ResponseWriter, r *http.Request, status int, name string, v view) {
 	visit := visitOf(r)
-	v.Base, v.Nonce, v.Who, v.Vhost = h.base, visit.nonce, visit.who.name, h.vhost
-	v.Form = h.formToken(visit.cookie, visit.who)
-	v.MayAct, v.Login = h.mayAct(visit.who), h.guard.byForm() && visit.who.name != ""
+	v.Base, v.Nonce, v.Who = h.base, visit.nonce, visit.who.name
 	v.Address, v.Now = r.URL.RequestURI(), time.Now()
-	v.Jobs, v.Actions = h.running(), h.jobs != nil
+	if v.Who != "" {
+		v.Vhost, v.Form = h.vhost, h.formToken(visit.cookie, visit.who)
+		v.MayAct, v.Login = h.mayAct(visit.who), h.guard.byForm()
+		v.Jobs, v.Actions = h.running(), h.jobs != nil
+	}
 	var page bytes.Buffer
 	if err := h.pages.ExecuteTemplate(&page, name, v); err != nil {
 		http.Error(w, "the page cannot be made: "+err.Error(), http.StatusInternalServerError)
