@@ -59,6 +59,9 @@ const (
 type guard struct {
 	hosts    []string
 	accounts []Account
+	// authorize decides in place of accounts; it may be nil.
+	authorize func(*http.Request) (string, Role)
+
 	cross    *http.CrossOriginProtection
 	guessing chan struct{}
 
@@ -71,20 +74,24 @@ type session struct {
 	until time.Time
 }
 
-func newGuard(hosts []string, accounts []Account) (*guard, error) {
+func newGuard(config Config) (*guard, error) {
 	g := &guard{
-		accounts: slices.Clone(accounts), cross: http.NewCrossOriginProtection(),
-		guessing: make(chan struct{}, guesses), sessions: map[[sha256.Size]byte]session{},
+		accounts: slices.Clone(config.Accounts), authorize: config.Authorize,
+		cross: http.NewCrossOriginProtection(), guessing: make(chan struct{}, guesses),
+		sessions: map[[sha256.Size]byte]session{},
 	}
 	var problems []error
-	for _, host := range hosts {
+	if g.authorize != nil && len(g.accounts) > 0 {
+		problems = append(problems, errors.New("set Accounts or Authorize, not both"))
+	}
+	for _, host := range config.Hosts {
 		if host == "" || strings.ContainsAny(host, "/: *@") {
 			problems = append(problems, fmt.Errorf("host %q: write the name alone, as in ops.example.com",
 				host))
 		}
 		g.hosts = append(g.hosts, strings.ToLower(host))
 	}
-	for i, a := range accounts {
+	for i, a := range g.accounts {
 		switch {
 		case a.Name == "" || strings.ContainsAny(a.Name, ":\r\n"):
 			problems = append(problems, fmt.Errorf("account %d: its name is empty or has a colon", i+1))
@@ -147,6 +154,13 @@ func (g *guard) check(name, secret string) (found identity, ok bool) {
 
 // who returns the account of a request.
 func (g *guard) who(r *http.Request) (identity, bool) {
+	if g.authorize != nil {
+		name, role := g.authorize(r)
+		if name == "" || role != RoleRead && role != RoleAct {
+			return identity{}, false
+		}
+		return identity{name, role}, true
+	}
 	if len(g.accounts) == 0 {
 		return identity{"local", RoleAct}, true
 	}

@@ -155,8 +155,8 @@ func TestNothingIsShownWithoutAnAccount(t *testing.T) {
 	}
 }
 
-// Given an interrupted action, then an answer before a login says nothing of it, of the broker or of
-// a person: neither to a stranger, nor through a name that an attacker points at the page.
+// Given an interrupted action, then an answer before a login says nothing of it, of the broker or
+// of a person: neither to a stranger, nor through a name that an attacker points at the page.
 func TestAnswersBeforeALoginNameNothing(t *testing.T) {
 	t.Parallel()
 	basic := func(c *page.Config) {
@@ -202,6 +202,47 @@ func TestAnswersBeforeALoginNameNothing(t *testing.T) {
 				require.NotContains(t, got.body, text, "%s %s %s", name, c.method, c.path)
 			}
 		}
+	}
+}
+
+// Given a service that says who a person is, then that alone counts: a person without a name or a
+// role is a stranger, one who may read does not act, and a form is that of its person.
+func TestAServiceSaysWhoMayDoWhat(t *testing.T) {
+	t.Parallel()
+	const user = "X-User"
+	v := nowhere(t, func(c *page.Config) {
+		c.URL += "payroll"
+		c.AllowActions = true
+		c.Authorize = func(r *http.Request) (string, page.Role) {
+			name, role, _ := strings.Cut(r.Header.Get(user), " ")
+			return name, page.Role(role)
+		}
+	})
+	as := func(who, method, path, token string) answer {
+		return v.with(method, path, url.Values{"form": {token}}.Encode(), headers(user, who))
+	}
+	for _, who := range []string{"", "grace", "grace boss", " act"} {
+		got := as(who, http.MethodGet, "/", "")
+		require.Equal(t, http.StatusForbidden, got.StatusCode, who)
+		require.Empty(t, got.Header.Get("WWW-Authenticate"))
+		require.NotContains(t, got.body, "payroll")
+		require.NotContains(t, got.body, "grace")
+	}
+	reads := as("ada read", http.MethodGet, "/doctor", "")
+	require.Contains(t, reads.body, "You may read")
+	acts := as("grace act", http.MethodGet, "/doctor", "")
+	require.Contains(t, acts.body, "You are grace and may act")
+	const stop = "/action/stop"
+	for _, c := range []struct {
+		who, form string
+		want      int
+	}{
+		{"ada read", reads.body, http.StatusForbidden},
+		{"eve act", acts.body, http.StatusForbidden},
+		{"grace act", acts.body, http.StatusNotFound}, // there is no action
+	} {
+		got := as(c.who, http.MethodPost, stop, tokenIn(c.form))
+		require.Equal(t, c.want, got.StatusCode, "%s: %s", c.who, got.body)
 	}
 }
 
@@ -295,10 +336,11 @@ func TestNoSecretIsShown(t *testing.T) {
 		Management: "ftp://u:secret-of-the-api@h",
 		Accounts:   []page.Account{{Name: "a", Secret: "secret", Role: "boss"}}, Masks: []string{"x"},
 		BasePath: "ops", Hosts: []string{"https://a"},
+		Authorize: func(*http.Request) (string, page.Role) { return "", "" },
 	})
 	require.Error(t, err)
 	require.NotContains(t, err.Error(), "secret-of")
-	for _, text := range []string{"URL", "account", "mask", "BasePath", "host"} {
+	for _, text := range []string{"URL", "account", "mask", "BasePath", "host", "Authorize"} {
 		require.Contains(t, err.Error(), text)
 	}
 }

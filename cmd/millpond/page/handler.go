@@ -40,6 +40,11 @@ type Config struct {
 	Hosts []string
 	// Accounts may use the page. Default: everybody who reaches it, with RoleAct.
 	Accounts []Account
+	// Authorize says who asks, and what this person may do, in place of Accounts: for a service that
+	// knows its users. The page calls it for each request, from many goroutines. The name is in the
+	// audit log. An empty name, or another role than RoleRead and RoleAct, is refused with 403.
+	// Default: Accounts decide.
+	Authorize func(*http.Request) (name string, role Role)
 	// AllowActions lets accounts with RoleAct change queues. Default: the page only reads.
 	AllowActions bool
 	// StateFolder keeps the journal of actions, the audit log, and the letters that were discarded.
@@ -101,7 +106,7 @@ func New(config Config) (*Handler, error) {
 		h.masks, problems = append(h.masks, m), append(problems, err)
 	}
 	var err error
-	h.guard, err = newGuard(config.Hosts, config.Accounts)
+	h.guard, err = newGuard(config)
 	problems = append(problems, err)
 	if config.Interval == 0 {
 		h.config.Interval = 5 * time.Second

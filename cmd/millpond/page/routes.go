@@ -192,6 +192,10 @@ func secure(header http.Header, nonce string) {
 
 // login asks for an account.
 func (h *Handler) login(w http.ResponseWriter, r *http.Request, path string) {
+	if h.guard.authorize != nil {
+		h.fail(w, r, http.StatusForbidden, errors.New("the service of this page does not let you in"))
+		return
+	}
 	if !h.guard.byForm() {
 		w.Header().Set("WWW-Authenticate", `Basic realm="millpond", charset="UTF-8"`)
 		h.fail(w, r, http.StatusUnauthorized, errors.New("name and password are needed"))
