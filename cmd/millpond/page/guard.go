@@ -37,6 +37,9 @@ type Account struct {
 	Token bool
 	// Role is RoleRead or RoleAct.
 	Role Role
+	// Once makes Secret good for one login, and is called with the secret of the next one. Default:
+	// Secret is good for any number of logins.
+	Once func(next string)
 }
 
 // identity names the account of a request.
@@ -65,7 +68,7 @@ type guard struct {
 	cross    *http.CrossOriginProtection
 	guessing chan struct{}
 
-	mu       sync.Mutex
+	mu       sync.Mutex // of sessions, and of the secrets of accounts
 	sessions map[[sha256.Size]byte]session
 }
 
@@ -81,8 +84,11 @@ func newGuard(config Config) (*guard, error) {
 		sessions: map[[sha256.Size]byte]session{},
 	}
 	var problems []error
-	if g.authorize != nil && len(g.accounts) > 0 {
+	switch accounts := len(g.accounts) > 0; {
+	case g.authorize != nil && accounts:
 		problems = append(problems, errors.New("set Accounts or Authorize, not both"))
+	case g.authorize == nil && !accounts && config.AllowActions:
+		problems = append(problems, errors.New("AllowActions needs Accounts or Authorize"))
 	}
 	for _, host := range config.Hosts {
 		if host == "" || strings.ContainsAny(host, "/: *@") {
@@ -138,12 +144,20 @@ func same(a, b string) bool {
 
 // check returns the account with this secret. A token needs no name.
 func (g *guard) check(name, secret string) (found identity, ok bool) {
-	for _, a := range g.accounts {
+	spent := func() {}
+	g.mu.Lock()
+	for i, a := range g.accounts {
 		right, named := same(a.Secret, secret), same(a.Name, name) || a.Token && name == ""
 		if right && named {
 			found, ok = identity{a.Name, a.Role}, true
+			if a.Once != nil {
+				next := randomText()
+				g.accounts[i].Secret, spent = next, func() { a.Once(next) }
+			}
 		}
 	}
+	g.mu.Unlock()
+	spent()
 	if !ok { // slow down guesses
 		g.guessing <- struct{}{}
 		time.Sleep(guessPause)
@@ -162,7 +176,7 @@ func (g *guard) who(r *http.Request) (identity, bool) {
 		return identity{name, role}, true
 	}
 	if len(g.accounts) == 0 {
-		return identity{"local", RoleAct}, true
+		return identity{"local", RoleRead}, true
 	}
 	if name, secret, ok := r.BasicAuth(); ok {
 		return g.check(name, secret)

@@ -68,7 +68,10 @@ func TestForgedRequestsAreRefused(t *testing.T) {
 		get, post              = http.MethodGet, http.MethodPost
 		misdirected, forbidden = http.StatusMisdirectedRequest, http.StatusForbidden
 	)
-	v := nowhere(t, func(c *page.Config) { c.Hosts = []string{"ops.example.com"} })
+	v := nowhere(t, func(c *page.Config) {
+		trusting(c) // a page with a form
+		c.Hosts = []string{"ops.example.com"}
+	})
 	stranger := &visitor{t, v.server, newBrowser(t)}
 	own, foreign := tokenIn(v.get("/doctor").body), tokenIn(stranger.get("/doctor").body)
 	require.NotEqual(t, own, foreign)
@@ -272,6 +275,32 @@ func TestLoginIsASession(t *testing.T) {
 	require.Equal(t, http.StatusUnauthorized, got.StatusCode)
 }
 
+// Given a secret that is good once, then it opens one session, and the next one another.
+func TestASecretThatIsGoodOnce(t *testing.T) {
+	t.Parallel()
+	secret := make(chan string, 9)
+	v := nowhere(t, func(c *page.Config) {
+		c.AllowActions = true
+		c.Accounts = []page.Account{{
+			Name: "local", Secret: actToken, Token: true, Role: page.RoleAct,
+			Once: func(next string) { secret <- next },
+		}}
+	})
+	login := func(secret string) int {
+		v.client = newBrowser(t)
+		got := v.with(http.MethodPost, "/login", url.Values{"secret": {secret}}.Encode(), nil)
+		require.Equal(t, got.StatusCode == http.StatusOK, strings.Contains(got.body, "local and may act"))
+		return got.StatusCode
+	}
+	require.Equal(t, http.StatusUnauthorized, login(""))
+	require.Equal(t, http.StatusOK, login(actToken))
+	require.Equal(t, http.StatusUnauthorized, login(actToken))
+	next := <-secret
+	require.Equal(t, http.StatusOK, login(next))
+	require.Equal(t, http.StatusUnauthorized, login(next))
+	require.NotEqual(t, next, <-secret)
+}
+
 func (v *visitor) cookie() string {
 	v.t.Helper()
 	u, err := url.Parse(v.server.URL)
@@ -331,7 +360,9 @@ func TestNoSecretIsShown(t *testing.T) {
 			require.NotContains(t, got.body, secret, path)
 		}
 	}
-	_, err := page.New(page.Config{
+	_, err := page.New(page.Config{URL: "amqp://127.0.0.1:1/", AllowActions: true})
+	require.ErrorContains(t, err, "AllowActions needs Accounts or Authorize")
+	_, err = page.New(page.Config{
 		URL:        "amqp://user:secret-of-the-broker@127.0.0.1:1/%zz",
 		Management: "ftp://u:secret-of-the-api@h",
 		Accounts:   []page.Account{{Name: "a", Secret: "secret", Role: "boss"}}, Masks: []string{"x"},
@@ -368,7 +399,7 @@ func TestPageUnderAPath(t *testing.T) {
 // Requests are bounded: bodies, values of filters, and streams.
 func TestRequestsAreBounded(t *testing.T) {
 	t.Parallel()
-	v := nowhere(t, nil)
+	v := nowhere(t, trusting)
 	token := tokenIn(v.get("/doctor").body)
 	large := url.Values{"form": {token}, "error": {strings.Repeat("x", 1<<20)}}.Encode()
 	got := v.with(http.MethodPost, "/dead/look", large, nil)

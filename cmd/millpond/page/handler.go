@@ -38,14 +38,15 @@ type Config struct {
 	// Hosts are the names under which browsers reach the page. Default: localhost and IP addresses,
 	// which are always allowed.
 	Hosts []string
-	// Accounts may use the page. Default: everybody who reaches it, with RoleAct.
+	// Accounts may use the page. Default: everybody who reaches it, with RoleRead.
 	Accounts []Account
 	// Authorize says who asks, and what this person may do, in place of Accounts: for a service that
 	// knows its users. The page calls it for each request, from many goroutines. The name is in the
 	// audit log. An empty name, or another role than RoleRead and RoleAct, is refused with 403.
 	// Default: Accounts decide.
 	Authorize func(*http.Request) (name string, role Role)
-	// AllowActions lets accounts with RoleAct change queues. Default: the page only reads.
+	// AllowActions lets accounts with RoleAct change queues, and run the doctor, which declares some.
+	// It needs Accounts or Authorize. Default: the page only reads.
 	AllowActions bool
 	// StateFolder keeps the journal of actions, the audit log, and the letters that were discarded.
 	// One page uses it at a time. Default: actions are forgotten when the process ends, nothing can be

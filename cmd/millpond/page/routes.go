@@ -68,7 +68,7 @@ func (h *Handler) readRoutes() []route {
 		{pattern: "GET /verify", role: RoleRead, serve: h.verify},
 		{pattern: "POST /verify/look", role: RoleRead, serve: h.lookVerify},
 		{pattern: "GET /doctor", role: RoleRead, serve: h.doctor},
-		{pattern: "POST /doctor/look", role: RoleRead, serve: h.lookDoctor},
+		{pattern: "POST /doctor/look", role: RoleAct, serve: h.lookDoctor},
 		{pattern: "POST /logout", role: RoleRead, serve: h.logout},
 	}
 }
