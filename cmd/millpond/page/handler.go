@@ -49,7 +49,8 @@ type Config struct {
 	// It needs Accounts or Authorize. Default: the page only reads.
 	AllowActions bool
 	// StateFolder keeps the journal of actions, the audit log, and the letters that were discarded.
-	// One page uses it at a time. Default: actions are forgotten when the process ends, nothing can be
+	// One page uses it at a time. It belongs to the user of the process, and neither it nor a file in
+	// it is a symbolic link. Default: actions are forgotten when the process ends, nothing can be
 	// discarded, and there is no audit log.
 	StateFolder string
 	// Masks are JSON paths, such as $.card.number or $..email. The values there are never shown.
