@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"encoding/base64"
 	"fmt"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -273,6 +274,36 @@ func TestLoginIsASession(t *testing.T) {
 	require.Equal(t, http.StatusUnauthorized, v.get("/").StatusCode)
 	got := other.with(http.MethodGet, "/", "", headers("Cookie", stolen))
 	require.Equal(t, http.StatusUnauthorized, got.StatusCode)
+}
+
+// Given 260 strangers who send their login slowly and hang up, then a person who has logged in sees
+// the page all the time, and the next one may log in at once.
+func TestSlowStrangersDoNotShutThePage(t *testing.T) {
+	t.Parallel()
+	v := nowhere(t, tokens)
+	login := func(v *visitor) bool {
+		got := v.with(http.MethodPost, "/login", url.Values{"secret": {readToken}}.Encode(), nil)
+		return got.StatusCode == http.StatusOK
+	}
+	require.True(t, login(v))
+	var slow []net.Conn
+	for range 260 {
+		c, err := net.Dial("tcp", v.server.Listener.Addr().String())
+		require.NoError(t, err)
+		slow = append(slow, c)
+		_, err = fmt.Fprint(c, "POST /login HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"+
+			"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 12\r\n\r\n")
+		require.NoError(t, err)
+		_, err = bufio.NewReader(c).ReadString('\n') // it is refused, or asked for the form
+		require.NoError(t, err)
+	}
+	require.Equal(t, http.StatusOK, v.get("/").StatusCode)
+	for _, c := range slow {
+		_, _ = fmt.Fprint(c, "secret=wrong")
+		require.NoError(t, c.Close())
+	}
+	next := &visitor{t, v.server, newBrowser(t)}
+	require.Eventually(t, func() bool { return login(next) }, 20*time.Second, 10*time.Millisecond)
 }
 
 // Given a secret that is good once, then it opens one session, and the next one another.

@@ -80,6 +80,7 @@ type Handler struct {
 	ctx      context.Context
 	end      context.CancelFunc
 	requests chan struct{}
+	outside  chan struct{} // requests before a login
 	streams  chan struct{}
 
 	mu       sync.Mutex
@@ -88,8 +89,9 @@ type Handler struct {
 }
 
 const (
-	// maxRequests and maxStreams bound the requests under way.
+	// maxRequests and maxStreams bound the requests under way, maxOutside those before a login.
 	maxRequests = 256
+	maxOutside  = 16
 	maxStreams  = 128
 )
 
@@ -99,7 +101,8 @@ func New(config Config) (*Handler, error) {
 	h := &Handler{
 		config: config, hub: newHub(), letters: new(letterStore), tasks: newTasks(),
 		key:      make([]byte, 32),
-		requests: make(chan struct{}, maxRequests), streams: make(chan struct{}, maxStreams),
+		requests: make(chan struct{}, maxRequests), outside: make(chan struct{}, maxOutside),
+		streams: make(chan struct{}, maxStreams),
 	}
 	_, _ = rand.Read(h.key) // never fails
 	problems := []error{h.broker(), h.path()}

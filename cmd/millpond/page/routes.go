@@ -9,6 +9,7 @@ import (
 	"html/template"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
@@ -33,8 +34,10 @@ type route struct {
 
 const (
 	// maxForm is the most bytes of a form, and requestLimit the time of a request that is no stream.
+	// loginLimit is the time in which a login must arrive.
 	maxForm      = 64 << 10
 	requestLimit = 2 * time.Minute
+	loginLimit   = 5 * time.Second
 )
 
 func (h *Handler) routes() *http.ServeMux {
@@ -122,9 +125,15 @@ func visitOf(r *http.Request) visit {
 
 // ServeHTTP answers a request.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	who, known := h.guard.who(r)
+	places := h.requests
+	if !known {
+		places = h.outside
+	}
+	leave := sync.OnceFunc(func() { <-places })
 	select {
-	case h.requests <- struct{}{}:
-		defer func() { <-h.requests }()
+	case places <- struct{}{}:
+		defer leave()
 	default:
 		http.Error(w, "too many requests at once: try again", http.StatusServiceUnavailable)
 		return
@@ -152,11 +161,16 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if strings.HasPrefix(path, h.base+"/") { // a proxy may have stripped it
 		path = path[len(h.base):]
 	}
-	var known bool
-	if v.who, known = h.guard.who(r); !known && !strings.HasPrefix(path, "/static/") {
-		h.login(w, in(), path)
+	if !known && !strings.HasPrefix(path, "/static/") {
+		if !h.guard.admits(r) {
+			h.login(w, in(), path)
+			return
+		}
+		leave()
+		h.ServeHTTP(w, r) // it is known now
 		return
 	}
+	v.who = who
 	if v.cookie == "" {
 		v.cookie = randomText()
 		h.setCookie(w, r, v.cookie)
@@ -204,14 +218,19 @@ func (h *Handler) login(w http.ResponseWriter, r *http.Request, path string) {
 	wrong := r.Header.Get("Authorization") != ""
 	if r.Method == http.MethodPost && path == "/login" {
 		r.Body = http.MaxBytesReader(w, r.Body, maxForm)
-		who, ok := h.guard.check(strings.TrimSpace(r.PostFormValue("name")),
-			strings.TrimSpace(r.PostFormValue("secret")))
-		if ok {
-			h.setCookie(w, r, h.guard.begin(who))
-			http.Redirect(w, r, h.base+"/", http.StatusSeeOther)
-			return
-		}
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(loginLimit))
 		wrong = true
+		if r.ParseForm() == nil {
+			who, ok := h.guard.check(r.Context(), strings.TrimSpace(r.PostForm.Get("name")),
+				strings.TrimSpace(r.PostForm.Get("secret")))
+			if ok {
+				cookie := randomText()
+				h.guard.begin(cookie, who)
+				h.setCookie(w, r, cookie)
+				http.Redirect(w, r, h.base+"/", http.StatusSeeOther)
+				return
+			}
+		}
 	}
 	w.Header().Set("WWW-Authenticate", "Bearer")
 	h.render(w, r, http.StatusUnauthorized, "login", view{Title: "Log in", Data: wrong})
