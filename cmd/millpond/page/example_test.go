@@ -37,15 +37,12 @@ func ExampleNew() {
 
 // A service that has logged its users in says who may look, and who may act.
 func ExampleConfig_authorize() {
+	roles := map[string]page.Role{"ada": page.RoleAct, "bob": page.RoleRead}
 	p, err := page.New(page.Config{
 		URL: "amqp://guest:guest@localhost:5672/", AllowActions: true,
 		Authorize: func(r *http.Request) (name string, role page.Role) {
-			switch user := r.Header.Get("X-Our-User"); user { // of your session
-			case "ada":
-				return user, page.RoleAct
-			default:
-				return user, page.RoleRead
-			}
+			name = r.Header.Get("X-Our-User") // of your session
+			return name, roles[name]
 		},
 	})
 	if err != nil {
@@ -53,7 +50,7 @@ func ExampleConfig_authorize() {
 		return
 	}
 	defer p.Close()
-	for _, user := range []string{"ada", "bob", ""} {
+	for _, user := range []string{"ada", "bob", "eve"} {
 		request := httptest.NewRequest(http.MethodGet, "http://localhost/actions", nil)
 		request.Header.Set("X-Our-User", user)
 		answer := httptest.NewRecorder()

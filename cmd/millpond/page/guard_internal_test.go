@@ -21,13 +21,11 @@ func TestAPauseEndsWithItsRequest(t *testing.T) {
 		defer hangUp()
 		began := time.Now()
 		var all sync.WaitGroup
-		for _, guess := range []string{"a wrong one", secret} {
-			for range 50 {
-				all.Go(func() {
-					_, ok := g.check(ctx, "ada", guess)
-					require.False(t, ok)
-				})
-			}
+		for range 100 {
+			all.Go(func() {
+				_, ok := g.check(ctx, "ada", secret)
+				require.False(t, ok)
+			})
 		}
 		all.Wait()
 		require.Equal(t, 10*time.Millisecond, time.Since(began))

@@ -13,38 +13,38 @@ import (
 	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
 )
 
+func toTarget(file, target string) error { return os.Symlink(target, file) }
+func forEverybody(file, _ string) error  { return os.Chmod(file, 0o777) }
+func foreign(file, _ string) error       { return os.Chown(file, 1234, -1) }
+
+// toFolder moves the folder away, if there is one.
+func toFolder(file, target string) error {
+	if err := os.Rename(file, file+".true"); err == nil {
+		return os.Symlink(file+".true", file)
+	}
+	return os.Symlink(filepath.Dir(target), file)
+}
+
 // Given a link in place of a folder or a file of the state, or one that belongs to another user,
 // then nothing behind it is written or believed. The files are for this user alone.
 func TestTheFolderFollowsNoLink(t *testing.T) {
 	t.Parallel()
 	const entry, link, other = "actions/a1.json", "symbolic link", "another user"
 	const running = `{"id": "a1", "who": "ada", "state": "running", "request": {"kind": "replay"}}`
-	to := func(file string) func(folder, target string) error {
-		return func(folder, target string) error {
-			return os.Symlink(target, filepath.Join(folder, file))
-		}
-	}
 	for name, c := range map[string]struct {
-		plant func(folder, target string) error
+		file  string // of the folder
+		plant func(file, target string) error
 		want  string // of the error
 	}{
-		"an entry that a kill cut off": {to(entry + ".new"), ""},
-		"the audit log":                {to("audit.jsonl"), link},
-		"the lock":                     {to("lock"), link},
-		"another entry":                {to("actions/b2.json"), link},
-		"the letters": {func(folder, target string) error {
-			return os.Symlink(filepath.Dir(target), filepath.Join(folder, "discarded"))
-		}, link},
-		"the folder": {func(folder, _ string) error {
-			return errors.Join(os.Rename(folder, folder+".true"), os.Symlink(folder+".true", folder))
-		}, link},
-		"a folder for everybody": {func(folder, _ string) error {
-			return os.Chmod(folder, 0o777)
-		}, "everybody may write"},
-		"a foreign folder": {func(folder, _ string) error { return os.Chown(folder, 1234, -1) }, other},
-		"a foreign entry": {func(folder, _ string) error {
-			return os.Chown(filepath.Join(folder, entry), 1234, -1)
-		}, other},
+		"a new entry":            {entry + ".new", toTarget, ""},
+		"the audit log":          {"audit.jsonl", toTarget, link},
+		"the lock":               {"lock", toTarget, link},
+		"another entry":          {"actions/b2.json", toTarget, link},
+		"the letters":            {"discarded", toFolder, link},
+		"the folder":             {"", toFolder, link},
+		"a folder for everybody": {"", forEverybody, "everybody may write"},
+		"a foreign folder":       {"", foreign, other},
+		"a foreign entry":        {entry, foreign, other},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -53,7 +53,7 @@ func TestTheFolderFollowsNoLink(t *testing.T) {
 			require.NoError(t, os.WriteFile(target, []byte("{}"), 0o600))
 			require.NoError(t, os.MkdirAll(filepath.Join(folder, "actions"), 0o700))
 			require.NoError(t, os.WriteFile(filepath.Join(folder, entry), []byte(running), 0o644))
-			err := c.plant(folder, target)
+			err := c.plant(filepath.Join(folder, c.file), target)
 			if errors.Is(err, os.ErrPermission) {
 				t.Skip("only root gives a file away")
 			}
