@@ -245,6 +245,8 @@ func (g *guard) finish(r *http.Request) {
 
 // byForm reports whether there are tokens, which a browser asks for with the form of the page.
 func (g *guard) byForm() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	return slices.ContainsFunc(g.accounts, func(a Account) bool { return a.Token })
 }
 

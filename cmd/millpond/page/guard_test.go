@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -271,9 +273,17 @@ func TestASecretThatIsGoodOnce(t *testing.T) {
 		}}
 	})
 	for secret, n := actToken, 0; n < 2; n++ {
-		require.Equal(t, http.StatusOK, v.login(secret))
-		v.client = newBrowser(t)
-		require.Equal(t, http.StatusUnauthorized, v.login(secret))
+		var all sync.WaitGroup
+		var opened atomic.Int64
+		for range 4 { // at the same time
+			all.Go(func() {
+				if (&visitor{t, v.server, newBrowser(t)}).login(secret) == http.StatusOK {
+					opened.Add(1)
+				}
+			})
+		}
+		all.Wait()
+		require.EqualValues(t, 1, opened.Load())
 		secret = <-secrets
 	}
 }
