@@ -210,7 +210,7 @@ func (g *guard) check(ctx context.Context, name, secret string) (found identity,
 		if right && named {
 			found, ok = identity{a.Name, a.Role}, true
 			if a.Once != nil {
-				next := randomText()
+				next := rand.Text()
 				g.accounts[i].Secret, spent = next, func() { a.Once(next) }
 			}
 		}
