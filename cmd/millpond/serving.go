@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -53,7 +54,8 @@ func (a app) serve() *cli.Command {
 			"then it needs a token\nor a password. Secrets are read from files or from the environment:\n" +
 			envToken + " and " + envReadToken + ", of 12 characters and more,\nor --user and " +
 			envPassword + ". The read token may only look.\n" +
-			"Without --allow-actions no account can change a queue.",
+			"Without --allow-actions no account can change a queue. With it, and without an account, a\n" +
+			"token is printed that is good for one login; the next one is printed then.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{
 				Name: flagListen, Usage: "`ADDRESS` and port", Value: "127.0.0.1:8099",
@@ -114,6 +116,16 @@ func (a app) runServer(ctx context.Context, c *cli.Command) (err error) {
 	}
 	if err := mayListen(c.String(flagListen), len(config.Accounts)); err != nil {
 		return err
+	}
+	if config.AllowActions && len(config.Accounts) == 0 { // other users of this machine reach the page
+		say := func(token string) {
+			fmt.Fprintf(a.err, "millpond: log in with the token %s, which is good once\n", token)
+		}
+		local := page.Account{
+			Name: "local", Secret: rand.Text(), Token: true, Role: page.RoleAct, Once: say,
+		}
+		config.Accounts = append(config.Accounts, local)
+		say(local.Secret)
 	}
 	handler, err := page.New(config)
 	if err != nil {

@@ -63,7 +63,8 @@ func TestServeKeepsItsStateInOneFolder(t *testing.T) {
 	require.Contains(t, o.err, "--state: name a folder")
 
 	home := t.TempDir()
-	served(t, map[string]string{"HOME": home}, "--listen", "127.0.0.1:0", "--allow-actions")
+	_, said := served(t, map[string]string{"HOME": home}, "--listen", "127.0.0.1:0", "--allow-actions")
+	require.Regexp(t, `log in with the token \w{26}, which is good once\n`, said.String())
 	folder := filepath.Join(home, ".local", "state", "millpond", "serve")
 	require.DirExists(t, folder)
 	o = tool(t, "", "", "--url", "amqp://127.0.0.1:1/", "serve", "--listen", "127.0.0.1:0",

@@ -18,10 +18,19 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/rig"
 )
 
+// trusting lets everybody act.
+func trusting(c *page.Config) {
+	c.AllowActions = true
+	c.Authorize = func(*http.Request) (string, page.Role) { return "local", page.RoleAct }
+}
+
 // acting opens a page on which actions are allowed.
 func (h *house) acting(folder string) *visitor {
 	h.T.Helper()
-	return h.open(func(c *page.Config) { c.AllowActions, c.StateFolder = true, folder })
+	return h.open(func(c *page.Config) {
+		trusting(c)
+		c.StateFolder = folder
+	})
 }
 
 // dies publishes n dead letters of the queue orders.
@@ -213,10 +222,16 @@ func TestActionsNeedTheFlagTheRoleAndTheToken(t *testing.T) {
 	const link = "Act on these messages"
 	require.NotContains(t, reader.post("/dead/look?queue=orders", url.Values{}).body, link)
 	require.Contains(t, v.post("/dead/look?queue=orders", url.Values{}).body, link)
-	form.Del("form")
-	a := reader.post("/action/rehearse", form)
-	require.Equal(t, http.StatusForbidden, a.StatusCode)
-	require.Contains(t, a.body, "may only read")
+	// The doctor declares queues.
+	require.NotContains(t, reader.get("/doctor").body, "/doctor/look")
+	require.Contains(t, v.get("/doctor").body, "/doctor/look")
+	for _, path := range []string{"/action/rehearse", "/doctor/look"} {
+		form.Del("form")
+		a := reader.post(path, form)
+		require.Equal(t, http.StatusForbidden, a.StatusCode, path)
+		require.Contains(t, a.body, "may only read")
+	}
+	require.Equal(t, http.StatusForbidden, locked.post("/doctor/look", url.Values{}).StatusCode)
 	rig.AwaitDepth(t, h.URL, "orders.dlq", 1)
 }
 

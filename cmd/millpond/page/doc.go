@@ -19,6 +19,6 @@
 //
 // Texts of messages are shown as text. The page answers only requests that name a host of
 // Config.Hosts, localhost or an IP address; it takes no form from another site; and it asks for an
-// account if there are any. Without accounts everybody who reaches the address may read, so listen
-// at the loopback address alone, as `millpond serve` does.
+// account if there are any, or Config.Authorize. Without them everybody who reaches the address may
+// read, so listen at the loopback address alone, as `millpond serve` does.
 package page

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 
 	"github.com/millpond-go/millpond/cmd/millpond/page"
 )
@@ -32,4 +33,32 @@ func ExampleNew() {
 	fmt.Println(answer.Code, answer.Header().Get("WWW-Authenticate"))
 	// Output:
 	// 401 Bearer
+}
+
+// A service that has logged its users in says who may look, and who may act.
+func ExampleConfig_authorize() {
+	roles := map[string]page.Role{"ada": page.RoleAct, "bob": page.RoleRead}
+	p, err := page.New(page.Config{
+		URL: "amqp://guest:guest@localhost:5672/", AllowActions: true,
+		Authorize: func(r *http.Request) (name string, role page.Role) {
+			name = r.Header.Get("X-Our-User") // of your session
+			return name, roles[name]
+		},
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer p.Close()
+	for _, user := range []string{"ada", "bob", "eve"} {
+		request := httptest.NewRequest(http.MethodGet, "http://localhost/actions", nil)
+		request.Header.Set("X-Our-User", user)
+		answer := httptest.NewRecorder()
+		p.ServeHTTP(answer, request)
+		fmt.Println(answer.Code, strings.Contains(answer.Body.String(), "may act"))
+	}
+	// Output:
+	// 200 true
+	// 200 false
+	// 403 false
 }

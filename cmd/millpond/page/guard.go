@@ -1,6 +1,7 @@
 package page
 
 import (
+	"context"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -37,6 +38,9 @@ type Account struct {
 	Token bool
 	// Role is RoleRead or RoleAct.
 	Role Role
+	// Once makes Secret good for one login, and is called with the secret of the next one. Default:
+	// Secret is good for any number of logins.
+	Once func(next string)
 }
 
 // identity names the account of a request.
@@ -47,10 +51,10 @@ type identity struct {
 
 const (
 	minSecret = 12
-	// guessPause is the time that a wrong secret takes; guesses of them are answered at once.
+	// guessPause passes before a secret is compared, and guesses of them at the same time.
 	guessPause = 500 * time.Millisecond
 	guesses    = 4
-	// maxSessions and sessionLife bound the logins.
+	// maxSessions and sessionLife bound the logins, and the headers whose secret is known as right.
 	maxSessions = 1000
 	sessionLife = 12 * time.Hour
 )
@@ -59,10 +63,13 @@ const (
 type guard struct {
 	hosts    []string
 	accounts []Account
+	// authorize decides in place of accounts; it may be nil.
+	authorize func(*http.Request) (string, Role)
+
 	cross    *http.CrossOriginProtection
 	guessing chan struct{}
 
-	mu       sync.Mutex
+	mu       sync.Mutex // of sessions, and of the secrets of accounts
 	sessions map[[sha256.Size]byte]session
 }
 
@@ -71,20 +78,27 @@ type session struct {
 	until time.Time
 }
 
-func newGuard(hosts []string, accounts []Account) (*guard, error) {
+func newGuard(config Config) (*guard, error) {
 	g := &guard{
-		accounts: slices.Clone(accounts), cross: http.NewCrossOriginProtection(),
-		guessing: make(chan struct{}, guesses), sessions: map[[sha256.Size]byte]session{},
+		accounts: slices.Clone(config.Accounts), authorize: config.Authorize,
+		cross: http.NewCrossOriginProtection(), guessing: make(chan struct{}, guesses),
+		sessions: map[[sha256.Size]byte]session{},
 	}
 	var problems []error
-	for _, host := range hosts {
+	switch accounts := len(g.accounts) > 0; {
+	case g.authorize != nil && accounts:
+		problems = append(problems, errors.New("set Accounts or Authorize, not both"))
+	case g.authorize == nil && !accounts && config.AllowActions:
+		problems = append(problems, errors.New("AllowActions needs Accounts or Authorize"))
+	}
+	for _, host := range config.Hosts {
 		if host == "" || strings.ContainsAny(host, "/: *@") {
 			problems = append(problems, fmt.Errorf("host %q: write the name alone, as in ops.example.com",
 				host))
 		}
 		g.hosts = append(g.hosts, strings.ToLower(host))
 	}
-	for i, a := range accounts {
+	for i, a := range g.accounts {
 		switch {
 		case a.Name == "" || strings.ContainsAny(a.Name, ":\r\n"):
 			problems = append(problems, fmt.Errorf("account %d: its name is empty or has a colon", i+1))
@@ -129,45 +143,85 @@ func same(a, b string) bool {
 	return subtle.ConstantTimeCompare(x[:], y[:]) == 1
 }
 
-// check returns the account with this secret. A token needs no name.
-func (g *guard) check(name, secret string) (found identity, ok bool) {
-	for _, a := range g.accounts {
-		right, named := same(a.Secret, secret), same(a.Name, name) || a.Token && name == ""
-		if right && named {
-			found, ok = identity{a.Name, a.Role}, true
-		}
-	}
-	if !ok { // slow down guesses
-		g.guessing <- struct{}{}
-		time.Sleep(guessPause)
-		<-g.guessing
-	}
-	return found, ok
-}
-
-// who returns the account of a request.
+// who returns the account of a request, at once.
 func (g *guard) who(r *http.Request) (identity, bool) {
+	if g.authorize != nil {
+		name, role := g.authorize(r)
+		if name == "" || role != RoleRead && role != RoleAct {
+			return identity{}, false
+		}
+		return identity{name, role}, true
+	}
 	if len(g.accounts) == 0 {
-		return identity{"local", RoleAct}, true
+		return identity{"local", RoleRead}, true
 	}
-	if name, secret, ok := r.BasicAuth(); ok {
-		return g.check(name, secret)
-	}
-	if token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "); ok {
-		return g.check("", token)
+	key := cookieOf(r)
+	if _, _, ok := secretIn(r); ok {
+		key = r.Header.Get("Authorization")
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	s, ok := g.sessions[sha256.Sum256([]byte(cookieOf(r)))]
+	s, ok := g.sessions[sha256.Sum256([]byte(key))]
 	if !ok || time.Now().After(s.until) {
 		return identity{}, false
 	}
 	return s.identity, true
 }
 
-// begin makes a session and returns its cookie. The oldest session ends if there are too many.
-func (g *guard) begin(who identity) (cookie string) {
-	cookie = randomText()
+// secretIn returns the name and the secret in the header of a request.
+func secretIn(r *http.Request) (name, secret string, ok bool) {
+	if name, secret, ok = r.BasicAuth(); !ok {
+		secret, ok = strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	}
+	return name, secret, ok
+}
+
+// admits begins a session for the header of a request, if its secret is right.
+func (g *guard) admits(r *http.Request) bool {
+	name, secret, ok := secretIn(r)
+	if !ok || g.authorize != nil {
+		return false
+	}
+	who, ok := g.check(r.Context(), name, secret)
+	if ok {
+		g.begin(r.Header.Get("Authorization"), who)
+	}
+	return ok
+}
+
+// check returns the account with this secret. A token needs no name. It compares after a pause, so
+// that a guess which does not wait for its answer learns nothing. The pause ends with the request.
+func (g *guard) check(ctx context.Context, name, secret string) (found identity, ok bool) {
+	select {
+	case g.guessing <- struct{}{}:
+		defer func() { <-g.guessing }()
+	case <-ctx.Done():
+		return identity{}, false
+	}
+	select {
+	case <-time.After(guessPause):
+	case <-ctx.Done():
+		return identity{}, false
+	}
+	spent := func() {}
+	g.mu.Lock()
+	for i, a := range g.accounts {
+		right, named := same(a.Secret, secret), same(a.Name, name) || a.Token && name == ""
+		if right && named {
+			found, ok = identity{a.Name, a.Role}, true
+			if a.Once != nil {
+				next := rand.Text()
+				g.accounts[i].Secret, spent = next, func() { a.Once(next) }
+			}
+		}
+	}
+	g.mu.Unlock()
+	spent()
+	return found, ok
+}
+
+// begin makes a session for a cookie or a header. The oldest one ends if there are too many.
+func (g *guard) begin(key string, who identity) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if len(g.sessions) >= maxSessions {
@@ -180,8 +234,7 @@ func (g *guard) begin(who identity) (cookie string) {
 		}
 		delete(g.sessions, oldest)
 	}
-	g.sessions[sha256.Sum256([]byte(cookie))] = session{who, time.Now().Add(sessionLife)}
-	return cookie
+	g.sessions[sha256.Sum256([]byte(key))] = session{who, time.Now().Add(sessionLife)}
 }
 
 func (g *guard) finish(r *http.Request) {
@@ -192,6 +245,8 @@ func (g *guard) finish(r *http.Request) {
 
 // byForm reports whether there are tokens, which a browser asks for with the form of the page.
 func (g *guard) byForm() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	return slices.ContainsFunc(g.accounts, func(a Account) bool { return a.Token })
 }
 

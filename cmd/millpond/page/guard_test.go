@@ -3,10 +3,16 @@ package page_test
 import (
 	"bufio"
 	"encoding/base64"
+	"fmt"
+	"net"
 	"net/http"
 	"net/url"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -65,7 +71,10 @@ func TestForgedRequestsAreRefused(t *testing.T) {
 		get, post              = http.MethodGet, http.MethodPost
 		misdirected, forbidden = http.StatusMisdirectedRequest, http.StatusForbidden
 	)
-	v := nowhere(t, func(c *page.Config) { c.Hosts = []string{"ops.example.com"} })
+	v := nowhere(t, func(c *page.Config) {
+		trusting(c) // a page with a form
+		c.Hosts = []string{"ops.example.com"}
+	})
 	stranger := &visitor{t, v.server, newBrowser(t)}
 	own, foreign := tokenIn(v.get("/doctor").body), tokenIn(stranger.get("/doctor").body)
 	require.NotEqual(t, own, foreign)
@@ -152,16 +161,140 @@ func TestNothingIsShownWithoutAnAccount(t *testing.T) {
 	}
 }
 
+// Given an interrupted action, then an answer before a login says nothing of it, of the broker or
+// of a person: neither to a stranger, nor through a name that an attacker points at the page.
+func TestAnswersBeforeALoginNameNothing(t *testing.T) {
+	t.Parallel()
+	const get, post, action = http.MethodGet, http.MethodPost, `{"id": "a1", "who": "grace",
+		"words": "Replay all of salaries", "state": "interrupted", "noted": "2999-01-01T00:00:00Z"}`
+	v := nowhere(t, func(c *page.Config) {
+		c.Accounts = []page.Account{{Name: "ada", Secret: "password of ada", Role: page.RoleAct}}
+		c.URL += "payroll"
+		c.AllowActions, c.StateFolder = true, t.TempDir()
+		journal := filepath.Join(c.StateFolder, "actions")
+		require.NoError(t, os.Mkdir(journal, 0o700))
+		require.NoError(t, os.WriteFile(filepath.Join(journal, "a1.json"), []byte(action), 0o600))
+	})
+	login := []string{
+		"Authorization", "Basic " + base64.StdEncoding.EncodeToString([]byte("ada:password of ada")),
+	}
+	for _, c := range []struct {
+		want         int
+		method, path string
+		pairs        []string
+	}{
+		{http.StatusOK, get, "/actions", login},
+		{http.StatusUnauthorized, get, "/", nil},
+		{http.StatusUnauthorized, post, "/action/start", nil},
+		{http.StatusNotFound, post, "/static/", nil},
+		{http.StatusMisdirectedRequest, get, "/", append(login, "Host", "evil.example")},
+		{http.StatusForbidden, post, "/", append(login, "Origin", "https://evil.example")},
+	} {
+		got := v.with(c.method, c.path, "", headers(c.pairs...))
+		require.Equal(t, c.want, got.StatusCode, "%s %s", c.method, c.path)
+		for _, text := range []string{"payroll", "grace", "salaries", "/actions", "may act"} {
+			require.Equal(t, c.want == http.StatusOK, strings.Contains(got.body, text), "%s in %s %s: %s",
+				text, c.method, c.path, got.body)
+		}
+	}
+}
+
+// Given a service that says who a person is, then that alone counts: a person without a name or a
+// role is a stranger, and a form is that of its person.
+func TestAServiceSaysWhoAsks(t *testing.T) {
+	t.Parallel()
+	const user = "X-User"
+	v := nowhere(t, func(c *page.Config) {
+		c.URL += "payroll"
+		c.AllowActions = true
+		c.Authorize = func(r *http.Request) (string, page.Role) {
+			name, role, _ := strings.Cut(r.Header.Get(user), " ")
+			return name, page.Role(role)
+		}
+	})
+	for _, who := range []string{"", "grace", "grace boss", " act"} {
+		got := v.with(http.MethodGet, "/", "", headers(user, who))
+		require.Equal(t, http.StatusForbidden, got.StatusCode, who)
+		require.Empty(t, got.Header.Get("WWW-Authenticate"))
+		require.NotContains(t, got.body, "payroll")
+		require.NotContains(t, got.body, "grace")
+	}
+	form := v.with(http.MethodGet, "/doctor", "", headers(user, "grace act")).body
+	for who, want := range map[string]int{
+		"grace act": http.StatusNotFound, // there is no action
+		"eve act":   http.StatusForbidden, "grace read": http.StatusForbidden,
+	} {
+		got := v.with(http.MethodPost, "/action/stop", "form="+tokenIn(form), headers(user, who))
+		require.Equal(t, want, got.StatusCode, "%s: %s", who, got.body)
+	}
+}
+
+// login sends the form of the login.
+func (v *visitor) login(secret string) int {
+	v.t.Helper()
+	return v.with(http.MethodPost, "/login", url.Values{"secret": {secret}}.Encode(), nil).StatusCode
+}
+
+// Given 260 strangers who send their login slowly and hang up, then a person who has logged in sees
+// the page all the time, and the next one may log in at once.
+func TestSlowStrangersDoNotShutThePage(t *testing.T) {
+	t.Parallel()
+	v := nowhere(t, tokens)
+	require.Equal(t, http.StatusOK, v.login(readToken))
+	var slow []net.Conn
+	for range 260 {
+		c, err := net.Dial("tcp", v.server.Listener.Addr().String())
+		require.NoError(t, err)
+		slow = append(slow, c)
+		_, err = fmt.Fprint(c, "POST /login HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"+
+			"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 12\r\n\r\n")
+		require.NoError(t, err)
+		_, err = bufio.NewReader(c).ReadString('\n') // it is refused, or asked for the form
+		require.NoError(t, err)
+	}
+	require.Equal(t, http.StatusOK, v.get("/").StatusCode)
+	for _, c := range slow {
+		_, _ = fmt.Fprint(c, "secret=wrong")
+		require.NoError(t, c.Close())
+	}
+	next := &visitor{t, v.server, newBrowser(t)}
+	require.Eventually(t, func() bool { return next.login(readToken) == http.StatusOK },
+		20*time.Second, 10*time.Millisecond)
+}
+
+// Given a secret that is good once, then it opens one session, and the next one another.
+func TestASecretThatIsGoodOnce(t *testing.T) {
+	t.Parallel()
+	secrets := make(chan string, 9)
+	v := nowhere(t, func(c *page.Config) {
+		c.Accounts = []page.Account{{
+			Name: "local", Secret: actToken, Token: true, Role: page.RoleAct,
+			Once: func(next string) { secrets <- next },
+		}}
+	})
+	for secret, n := actToken, 0; n < 2; n++ {
+		var all sync.WaitGroup
+		var opened atomic.Int64
+		for range 4 { // at the same time
+			all.Go(func() {
+				if (&visitor{t, v.server, newBrowser(t)}).login(secret) == http.StatusOK {
+					opened.Add(1)
+				}
+			})
+		}
+		all.Wait()
+		require.EqualValues(t, 1, opened.Load())
+		secret = <-secrets
+	}
+}
+
 // Given a login, then it lasts until the logout, in this browser alone, and its cookie is new.
 func TestLoginIsASession(t *testing.T) {
 	t.Parallel()
 	v := nowhere(t, tokens)
 	before := v.cookie()
-	login := func(secret string) answer {
-		return v.with(http.MethodPost, "/login", url.Values{"secret": {secret}}.Encode(), nil)
-	}
-	require.Equal(t, http.StatusUnauthorized, login("wrong-token").StatusCode)
-	require.Equal(t, http.StatusOK, login(readToken).StatusCode)
+	require.Equal(t, http.StatusUnauthorized, v.login("wrong-token"))
+	require.Equal(t, http.StatusOK, v.login(readToken))
 	require.NotEqual(t, before, v.cookie())
 	require.Contains(t, v.get("/").body, "Log out viewer")
 	other := &visitor{t, v.server, newBrowser(t)}
@@ -237,15 +370,18 @@ func TestNoSecretIsShown(t *testing.T) {
 			require.NotContains(t, got.body, secret, path)
 		}
 	}
-	_, err := page.New(page.Config{
+	_, err := page.New(page.Config{URL: "amqp://127.0.0.1:1/", AllowActions: true})
+	require.ErrorContains(t, err, "AllowActions needs Accounts or Authorize")
+	_, err = page.New(page.Config{
 		URL:        "amqp://user:secret-of-the-broker@127.0.0.1:1/%zz",
 		Management: "ftp://u:secret-of-the-api@h",
 		Accounts:   []page.Account{{Name: "a", Secret: "secret", Role: "boss"}}, Masks: []string{"x"},
 		BasePath: "ops", Hosts: []string{"https://a"},
+		Authorize: func(*http.Request) (string, page.Role) { return "", "" },
 	})
 	require.Error(t, err)
 	require.NotContains(t, err.Error(), "secret-of")
-	for _, text := range []string{"URL", "account", "mask", "BasePath", "host"} {
+	for _, text := range []string{"URL", "account", "mask", "BasePath", "host", "Authorize"} {
 		require.Contains(t, err.Error(), text)
 	}
 }
@@ -273,7 +409,7 @@ func TestPageUnderAPath(t *testing.T) {
 // Requests are bounded: bodies, values of filters, and streams.
 func TestRequestsAreBounded(t *testing.T) {
 	t.Parallel()
-	v := nowhere(t, nil)
+	v := nowhere(t, trusting)
 	token := tokenIn(v.get("/doctor").body)
 	large := url.Values{"form": {token}, "error": {strings.Repeat("x", 1<<20)}}.Encode()
 	got := v.with(http.MethodPost, "/dead/look", large, nil)

@@ -38,12 +38,19 @@ type Config struct {
 	// Hosts are the names under which browsers reach the page. Default: localhost and IP addresses,
 	// which are always allowed.
 	Hosts []string
-	// Accounts may use the page. Default: everybody who reaches it, with RoleAct.
+	// Accounts may use the page. Default: everybody who reaches it, with RoleRead.
 	Accounts []Account
-	// AllowActions lets accounts with RoleAct change queues. Default: the page only reads.
+	// Authorize says who asks, and what this person may do, in place of Accounts: for a service that
+	// knows its users. The page calls it for each request, from many goroutines. The name is in the
+	// audit log. An empty name, or another role than RoleRead and RoleAct, is refused with 403.
+	// Default: Accounts decide.
+	Authorize func(*http.Request) (name string, role Role)
+	// AllowActions lets accounts with RoleAct change queues, and run the doctor, which declares some.
+	// It needs Accounts or Authorize. Default: the page only reads.
 	AllowActions bool
 	// StateFolder keeps the journal of actions, the audit log, and the letters that were discarded.
-	// One page uses it at a time. Default: actions are forgotten when the process ends, nothing can be
+	// One page uses it at a time. It belongs to the user of the process, and neither it nor a file in
+	// it is a symbolic link. Default: actions are forgotten when the process ends, nothing can be
 	// discarded, and there is no audit log.
 	StateFolder string
 	// Masks are JSON paths, such as $.card.number or $..email. The values there are never shown.
@@ -73,6 +80,7 @@ type Handler struct {
 	ctx      context.Context
 	end      context.CancelFunc
 	requests chan struct{}
+	outside  chan struct{} // requests before a login
 	streams  chan struct{}
 
 	mu       sync.Mutex
@@ -81,8 +89,9 @@ type Handler struct {
 }
 
 const (
-	// maxRequests and maxStreams bound the requests under way.
+	// maxRequests and maxStreams bound the requests under way, maxOutside those before a login.
 	maxRequests = 256
+	maxOutside  = 16
 	maxStreams  = 128
 )
 
@@ -92,7 +101,8 @@ func New(config Config) (*Handler, error) {
 	h := &Handler{
 		config: config, hub: newHub(), letters: new(letterStore), tasks: newTasks(),
 		key:      make([]byte, 32),
-		requests: make(chan struct{}, maxRequests), streams: make(chan struct{}, maxStreams),
+		requests: make(chan struct{}, maxRequests), outside: make(chan struct{}, maxOutside),
+		streams: make(chan struct{}, maxStreams),
 	}
 	_, _ = rand.Read(h.key) // never fails
 	problems := []error{h.broker(), h.path()}
@@ -101,7 +111,7 @@ func New(config Config) (*Handler, error) {
 		h.masks, problems = append(h.masks, m), append(problems, err)
 	}
 	var err error
-	h.guard, err = newGuard(config.Hosts, config.Accounts)
+	h.guard, err = newGuard(config)
 	problems = append(problems, err)
 	if config.Interval == 0 {
 		h.config.Interval = 5 * time.Second

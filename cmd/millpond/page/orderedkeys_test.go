@@ -118,7 +118,8 @@ func TestMaskedKeys(t *testing.T) {
 	require.NotContains(t, seen.body, secret)
 	v := h.open(func(c *page.Config) {
 		masks(c)
-		c.AllowActions, c.StateFolder = true, folder
+		trusting(c)
+		c.StateFolder = folder
 	})
 	a := v.looksAtKeys("blocked keys 1")
 	require.Contains(t, a.text(), "(masked ")

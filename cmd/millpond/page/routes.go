@@ -9,6 +9,7 @@ import (
 	"html/template"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
@@ -33,8 +34,10 @@ type route struct {
 
 const (
 	// maxForm is the most bytes of a form, and requestLimit the time of a request that is no stream.
+	// loginLimit is the time in which a login must arrive.
 	maxForm      = 64 << 10
 	requestLimit = 2 * time.Minute
+	loginLimit   = 5 * time.Second
 )
 
 func (h *Handler) routes() *http.ServeMux {
@@ -68,7 +71,7 @@ func (h *Handler) readRoutes() []route {
 		{pattern: "GET /verify", role: RoleRead, serve: h.verify},
 		{pattern: "POST /verify/look", role: RoleRead, serve: h.lookVerify},
 		{pattern: "GET /doctor", role: RoleRead, serve: h.doctor},
-		{pattern: "POST /doctor/look", role: RoleRead, serve: h.lookDoctor},
+		{pattern: "POST /doctor/look", role: RoleAct, serve: h.lookDoctor},
 		{pattern: "POST /logout", role: RoleRead, serve: h.logout},
 	}
 }
@@ -122,9 +125,15 @@ func visitOf(r *http.Request) visit {
 
 // ServeHTTP answers a request.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	who, known := h.guard.who(r)
+	places := h.requests
+	if !known {
+		places = h.outside
+	}
+	leave := sync.OnceFunc(func() { <-places })
 	select {
-	case h.requests <- struct{}{}:
-		defer func() { <-h.requests }()
+	case places <- struct{}{}:
+		defer leave()
 	default:
 		http.Error(w, "too many requests at once: try again", http.StatusServiceUnavailable)
 		return
@@ -152,11 +161,16 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if strings.HasPrefix(path, h.base+"/") { // a proxy may have stripped it
 		path = path[len(h.base):]
 	}
-	var known bool
-	if v.who, known = h.guard.who(r); !known && !strings.HasPrefix(path, "/static/") {
-		h.login(w, in(), path)
+	if !known && !strings.HasPrefix(path, "/static/") {
+		if !h.guard.admits(r) {
+			h.login(w, in(), path)
+			return
+		}
+		leave()
+		h.ServeHTTP(w, r) // it is known now
 		return
 	}
+	v.who = who
 	if v.cookie == "" {
 		v.cookie = randomText()
 		h.setCookie(w, r, v.cookie)
@@ -192,6 +206,10 @@ func secure(header http.Header, nonce string) {
 
 // login asks for an account.
 func (h *Handler) login(w http.ResponseWriter, r *http.Request, path string) {
+	if h.guard.authorize != nil {
+		h.fail(w, r, http.StatusForbidden, errors.New("the service of this page does not let you in"))
+		return
+	}
 	if !h.guard.byForm() {
 		w.Header().Set("WWW-Authenticate", `Basic realm="millpond", charset="UTF-8"`)
 		h.fail(w, r, http.StatusUnauthorized, errors.New("name and password are needed"))
@@ -200,14 +218,19 @@ func (h *Handler) login(w http.ResponseWriter, r *http.Request, path string) {
 	wrong := r.Header.Get("Authorization") != ""
 	if r.Method == http.MethodPost && path == "/login" {
 		r.Body = http.MaxBytesReader(w, r.Body, maxForm)
-		who, ok := h.guard.check(strings.TrimSpace(r.PostFormValue("name")),
-			strings.TrimSpace(r.PostFormValue("secret")))
-		if ok {
-			h.setCookie(w, r, h.guard.begin(who))
-			http.Redirect(w, r, h.base+"/", http.StatusSeeOther)
-			return
-		}
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(loginLimit))
 		wrong = true
+		if r.ParseForm() == nil {
+			who, ok := h.guard.check(r.Context(), strings.TrimSpace(r.PostForm.Get("name")),
+				strings.TrimSpace(r.PostForm.Get("secret")))
+			if ok {
+				cookie := randomText()
+				h.guard.begin(cookie, who)
+				h.setCookie(w, r, cookie)
+				http.Redirect(w, r, h.base+"/", http.StatusSeeOther)
+				return
+			}
+		}
 	}
 	w.Header().Set("WWW-Authenticate", "Bearer")
 	h.render(w, r, http.StatusUnauthorized, "login", view{Title: "Log in", Data: wrong})
@@ -233,8 +256,10 @@ type view struct {
 	// Running are the looks that the page waits for.
 	Running []*task
 
-	Base, Nonce, Form, Who, Vhost string
-	MayAct, Login                 bool
+	Base, Nonce string
+	// Who is empty before a login. Then the page has nothing of the broker and of actions.
+	Who, Form, Vhost string
+	MayAct, Login    bool
 	// Address is the path and the query of the page, for forms that return to it.
 	Address string
 	Now     time.Time
@@ -247,11 +272,13 @@ type view struct {
 // render writes a page, whole or not at all.
 func (h *Handler) render(w http.ResponseWriter, r *http.Request, status int, name string, v view) {
 	visit := visitOf(r)
-	v.Base, v.Nonce, v.Who, v.Vhost = h.base, visit.nonce, visit.who.name, h.vhost
-	v.Form = h.formToken(visit.cookie, visit.who)
-	v.MayAct, v.Login = h.mayAct(visit.who), h.guard.byForm() && visit.who.name != ""
+	v.Base, v.Nonce, v.Who = h.base, visit.nonce, visit.who.name
 	v.Address, v.Now = r.URL.RequestURI(), time.Now()
-	v.Jobs, v.Actions = h.running(), h.jobs != nil
+	if v.Who != "" {
+		v.Vhost, v.Form = h.vhost, h.formToken(visit.cookie, visit.who)
+		v.MayAct, v.Login = h.mayAct(visit.who), h.guard.byForm()
+		v.Jobs, v.Actions = h.running(), h.jobs != nil
+	}
 	var page bytes.Buffer
 	if err := h.pages.ExecuteTemplate(&page, name, v); err != nil {
 		http.Error(w, "the page cannot be made: "+err.Error(), http.StatusInternalServerError)

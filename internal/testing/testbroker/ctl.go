@@ -75,6 +75,7 @@ func (n *Node) ask(ctx context.Context, args ...string) (string, error) {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, full[0], full[1:]...)
 	cmd.Env, cmd.Dir = n.layout.env(), "/"
+	cmd.Stdin = strings.NewReader("a password for add_user, which asks for one\n")
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Run(); err != nil {

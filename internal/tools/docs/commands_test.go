@@ -111,6 +111,21 @@ var notRun = []struct{ begins, reason string }{
 	},
 }
 
+// secretArgument is a password in an argument, which every user of the machine sees.
+var secretArgument = regexp.MustCompile(
+	`\W--?[a-z-]+[ =]['"]?\w+://[^\s/:@]+:[^\s/@]+@|\b(add_user|change_password) \S+ [^\s|]|curl .*-u \S+:`)
+
+// No page puts a password into an argument: the tool reads URLs from its environment.
+func TestDocumentsPutNoPasswordIntoAnArgument(t *testing.T) {
+	t.Parallel()
+	for name, p := range pagesOf(t) {
+		for _, c := range commandsOf(p) {
+			assert.NotRegexp(t, secretArgument, c.text, c)
+		}
+		assert.NotRegexp(t, secretArgument, strings.Join(p.prose, "\n"), name)
+	}
+}
+
 // begins reports whether a command begins with these words.
 func begins(text, words string) bool {
 	rest, found := strings.CutPrefix(text, words)

@@ -123,9 +123,13 @@ type server struct {
 	t       *testing.T
 	process *exec.Cmd
 	site    string
+	token   string // of one login, where the server may change queues
 }
 
-var pageAt = regexp.MustCompile(`the page is at (\S+)/\n`)
+var (
+	pageAt = regexp.MustCompile(`the page is at (\S+)/\n`)
+	once   = regexp.MustCompile(`the token (\S+), which is good once`)
+)
 
 // open starts millpond serve for the house. The process ends with the test.
 func (h *house) open(args ...string) *server {
@@ -144,6 +148,9 @@ func (h *house) open(args ...string) *server {
 		line, err := lines.ReadString('\n')
 		said.WriteString(line)
 		require.NoError(h.t, err, said.String())
+		if found := once.FindStringSubmatch(line); found != nil {
+			s.token = found[1]
+		}
 		if found := pageAt.FindStringSubmatch(line); found != nil {
 			s.site = found[1]
 		}
@@ -179,8 +186,16 @@ func (s *server) memory() (now, peak int) {
 	return now >> 10, peak >> 10
 }
 
-// tab opens the page in a new tab.
+// tab opens the page in a new tab, and logs in where the server has printed a token.
 func (h *house) tab() *tab {
 	h.t.Helper()
-	return openTab(h.t, h.chromium, h.server.site)
+	b := openTab(h.t, h.chromium, h.server.site)
+	if token := h.server.token; token != "" {
+		b.tolerate("status of 401")
+		b.visit("/")
+		mouse{b}.fill("Token or password", token)
+		mouse{b}.press("Log in")
+		b.see("Log out")
+	}
+	return b
 }

@@ -11,11 +11,13 @@ import (
 	"time"
 )
 
-// The files in a folder: the journal, which has a file for each action, the audit log and the lock.
+// The folder has the journal, with a file for each action, the letters that were discarded, the
+// audit log and the lock.
 const (
-	journalName = "actions"
-	auditName   = "audit.jsonl"
-	lockName    = "lock"
+	journalName   = "actions"
+	discardedName = "discarded"
+	auditName     = "audit.jsonl"
+	lockName      = "lock"
 )
 
 // store keeps the journal and the audit log, each durable when its function returns. The methods of
@@ -27,8 +29,16 @@ type store struct {
 
 // openStore returns the newest actions of the journal, oldest first, and removes the others.
 func openStore(folder string) (s *store, known []Action, err error) {
-	if err := os.MkdirAll(filepath.Join(folder, journalName), 0o700); err != nil {
-		return nil, nil, err
+	for _, name := range []string{"", journalName, discardedName} {
+		name = filepath.Join(folder, name) // without a slash at the end, which would follow a link
+		if err := os.MkdirAll(name, 0o700); err != nil {
+			return nil, nil, err
+		}
+		own, err := openOwn(name, os.O_RDONLY)
+		if err != nil {
+			return nil, nil, err
+		}
+		_ = own.Close()
 	}
 	s = &store{folder: folder}
 	if s.lock, err = lockFile(filepath.Join(folder, lockName)); err != nil {
@@ -37,9 +47,10 @@ func openStore(folder string) (s *store, known []Action, err error) {
 	names, err := filepath.Glob(s.fileOf("*"))
 	for _, name := range names {
 		var a Action
-		data, readErr := os.ReadFile(name)
+		f, readErr := openOwn(name, os.O_RDONLY)
 		if readErr == nil {
-			readErr = json.Unmarshal(data, &a)
+			readErr = json.NewDecoder(f).Decode(&a)
+			_ = f.Close()
 		}
 		if readErr != nil {
 			err = errors.Join(err, fmt.Errorf("%q is no action: move the file away: %w", name, readErr))
@@ -64,7 +75,7 @@ func (s *store) fileOf(id string) string { return filepath.Join(s.folder, journa
 
 // openAppend opens a file for lines. A line that a kill has cut off gets its end.
 func openAppend(name string) (*os.File, error) {
-	f, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
+	f, err := openOwn(name, os.O_CREATE|os.O_APPEND|os.O_RDWR)
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +117,10 @@ func (s *store) put(a *Action) error {
 		return err
 	}
 	name := s.fileOf(a.ID)
-	f, err := os.OpenFile(name+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err := os.Remove(name + ".new"); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	f, err := os.OpenFile(name+".new", os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
@@ -153,10 +167,7 @@ func (s *store) audit(event, who string, a *Action) error {
 
 // export makes the file for the letters of a discard.
 func (s *store) export(id string) (*os.File, error) {
-	folder := filepath.Join(s.folder, "discarded")
-	if err := os.MkdirAll(folder, 0o700); err != nil {
-		return nil, err
-	}
+	folder := filepath.Join(s.folder, discardedName)
 	name := filepath.Join(folder, id+".jsonl")
 	f, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
