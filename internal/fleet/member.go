@@ -141,7 +141,9 @@ func (m *Member) trouble(err error) {
 	if m.lost.IsZero() {
 		m.lost = time.Now()
 	}
-	if isRefusal(err) || errors.Is(err, errUnconfirmed) || time.Since(m.lost) > rejoinLimit {
+	// The others do not know of a stop whose token is not confirmed.
+	untold := m.tripped && errors.Is(err, errUnconfirmed)
+	if isRefusal(err) || untold || time.Since(m.lost) > rejoinLimit {
 		m.Brake.Leave()
 	}
 	m.once.Do(func() { close(m.ready) })

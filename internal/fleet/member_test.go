@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -183,6 +184,40 @@ func TestAMemberLeavesDuringAnAlarm(t *testing.T) {
 	case <-time.After(rig.Ceiling):
 		t.Fatal("the member waits for the end of the alarm")
 	}
+}
+
+// Given a stopped brake whose token cannot be renewed because the broker writes nothing during an
+// alarm, then the brake stays stopped, and is probed when the alarm is over.
+func TestAStoppedBrakeOutlastsAnAlarm(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var alarm atomic.Bool
+		s := peer.Start(t, func(p *peer.Publish) {
+			switch {
+			case alarm.Load():
+			case p.Exchange == fleet.Prefix+"payments":
+				p.FanOut(p.Exchange + ".")
+			default:
+				p.Accept()
+			}
+		})
+		j := joinAs(connect(t, s.URL()), "payments", "shop@host/7")
+		t.Cleanup(func() { j.leave(); <-j.left })
+		time.Sleep(time.Second)
+		require.True(t, j.brake.Trip("out"))
+		time.Sleep(time.Second)
+		require.Equal(t, "shop@host/7", j.brake.State().Prober)
+		since := j.brake.State().Since
+		alarm.Store(true)
+		for range 1000 {
+			time.Sleep(100 * time.Millisecond)
+			require.True(t, j.brake.Stopped())
+		}
+		alarm.Store(false)
+		time.Sleep(20 * time.Second)
+		require.Equal(t, "shop@host/7", j.brake.State().Prober)
+		require.Equal(t, since, j.brake.State().Since)
+	})
 }
 
 // alone lets f act on a member in virtual time, with the channel of another client.
