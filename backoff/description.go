@@ -244,8 +244,10 @@ func (p *problems) delay(field string, d time.Duration) {
 	p.long(field, d)
 }
 
-// long checks a field that may be no more than MaxDelay.
+// long checks a field that may be no more than MaxDelay, and less than 1 ms by mistake only.
 func (p *problems) long(field string, d time.Duration) {
+	p.wrong(0 < d && d < minDelay, "%s %s is below 1ms: is its unit missing, as in 5*time.Second?",
+		field, d)
 	p.wrong(d > MaxDelay, "%s %s is above %s, the longest TTL of a RabbitMQ queue: "+
 		"use at most backoff.MaxDelay", field, d, MaxDelay)
 }

@@ -33,8 +33,8 @@ type Failure struct {
 	Count int
 	// Err is the error of the last attempt.
 	Err error
-	// First and Now are the times of the first failure and of this one. If either
-	// is zero, the age of the message is unknown and counts as 0.
+	// First and Now are the times of the first failure and of this one, in UTC. If
+	// either is zero, the age of the message is unknown and counts as 0.
 	First, Now time.Time
 	// Last is the delay given after the failure before, 0 if there was none.
 	Last time.Duration

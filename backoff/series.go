@@ -23,8 +23,8 @@ func (None) about() facts { return facts{ends: true} }
 //	2s 5s 15s
 //
 // and then stops: as many retries as entries. An empty or nil List never retries.
-// The first entry may be 0: see [AtOnce]. An entry below 1 ms means 1 ms; another
-// entry of 0, a negative one, or one above [MaxDelay], is invalid. Do not change the
+// The first entry may be 0: see [AtOnce]. Another entry below 1 ms, or one above
+// [MaxDelay], is invalid. Do not change the
 // slice after handing it over: the List uses it itself. [Delays] leaves out a first entry of 0.
 type List []time.Duration
 

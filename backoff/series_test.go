@@ -115,7 +115,9 @@ func TestSeriesValidate(t *testing.T) {
 	nan, inf := math.NaN(), math.Inf(1)
 	testValidate(t, []expected{
 		{"list, nil", backoff.List(nil), ""},
-		{"list", backoff.List{time.Nanosecond, backoff.MaxDelay}, ""},
+		{"list", backoff.List{time.Millisecond, backoff.MaxDelay}, ""},
+		{"list, without a unit", backoff.List{2, 5 * s}, "backoff.List: entry [0] 2ns is below 1ms: " +
+			"is its unit missing, as in 5*time.Second?"},
 		{"list, invalid entries", backoff.List{s, 0, -2 * s, tooLong}, lines("backoff.List",
 			"entry [1] 0s"+positive, "entry [2] -2s"+positive, "entry [3] 87601h0m0s"+long)},
 		{"constant", constantly(s, 0), ""},

@@ -31,7 +31,7 @@ func TestWrappersValidate(t *testing.T) {
 			"Policy is a nil backoff.PolicyFunc: give it the policy to wrap")},
 		{"limit, and its policy", limit(backoff.List{-s}, -2), lines("backoff.Limit",
 			"Retries -2 is negative: use 0 to never retry") + entry},
-		{"cap", capped(backoff.List{time.Hour}, time.Nanosecond), ""},
+		{"cap", capped(backoff.List{time.Hour}, time.Millisecond), ""},
 		{"cap, the longest", capped(backoff.None{}, backoff.MaxDelay), ""},
 		{"cap, everything", capped(nil, 0), lines("backoff.Cap", "Max 0s"+noCap, toWrap)},
 		{"cap, and its policy", capped(backoff.List{-s}, 87_601*time.Hour), lines("backoff.Cap",

@@ -67,7 +67,7 @@ func init() {
 // parts are for the Subscriber, which plans the wait queues of the policies, stops with the brakes,
 // and dead-letters some messages by itself.
 func (r *DelayedRetry) parts() seam.Retry {
-	parts := seam.Retry{Policies: r.policiesFor}
+	parts := seam.Retry{Policies: r.PoliciesFor}
 	for _, b := range r.budgets {
 		parts.Budgets = append(parts.Budgets, b.Budget)
 	}
@@ -93,13 +93,14 @@ func (r *DelayedRetry) tellDead(ctx context.Context, dead DeadLetter) {
 }
 
 // Policies returns the policy of NewDelayedRetry and then the policies of WithPolicyFor in their
-// order, as topology.ForPolicy takes them. The caller owns the slice.
+// order, as topology.ForPolicy takes them; see PoliciesFor for the plan of one queue. The caller
+// owns the slice.
 func (r *DelayedRetry) Policies() []backoff.Policy { return r.limits.policies() }
 
-// policiesFor returns the policies that the messages of a queue and topic may ask: those of
-// WithPolicyFor whose Queue and Topic fit, and the policy of NewDelayedRetry unless one of them is
-// for all failures there.
-func (r *DelayedRetry) policiesFor(queue, topic string) (found []backoff.Policy) {
+// PoliciesFor returns the policies that the messages of a queue and topic may ask, for the plan of
+// that queue: those of WithPolicyFor whose Queue and Topic fit, and the policy of NewDelayedRetry
+// unless one of them is for all failures there. The caller owns the slice.
+func (r *DelayedRetry) PoliciesFor(queue, topic string) (found []backoff.Policy) {
 	for _, rule := range r.limits.rules {
 		if !anyOr(rule.Queue, queue) || !anyOr(rule.Topic, topic) {
 			continue

@@ -150,6 +150,8 @@ func (s Selector) empty() bool {
 // all policies. All policies share one count: a message that failed twice under one policy is
 // at its third failure under another.
 //
+// A selector that matches no handler is logged once each handler has had a message.
+//
 // An empty selector is an error, and so is a selector that is never reached because an earlier
 // one matches the same failures.
 //
@@ -389,6 +391,9 @@ func (s *settings) check(policy backoff.Policy) error {
 func positive(option string, d time.Duration) error {
 	if d <= 0 {
 		return fmt.Errorf("%s: %v is not positive", option, d)
+	}
+	if d < time.Millisecond {
+		return fmt.Errorf("%s: %v is below 1ms: is its unit missing, as in 5*time.Second?", option, d)
 	}
 	return nil
 }

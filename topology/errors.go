@@ -21,7 +21,7 @@ var (
 	// of a retry.
 	ErrTooLarge = consumer.ErrTooLarge
 	// ErrUnroutable is returned if no queue took a message that was published.
-	ErrUnroutable = errors.New("no queue took the message")
+	ErrUnroutable = publisher.ErrUnroutable
 	// ErrOutcomeUnknown is returned if a message was sent, but it is unknown whether the broker has
 	// stored it.
 	ErrOutcomeUnknown = publisher.ErrUnknown

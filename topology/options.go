@@ -207,7 +207,9 @@ type subscriberOptions struct {
 // for any delay, the policies make no difference. The log names the first delay that is rounded
 // up by more than a tenth.
 //
-// Default: the strategy's default wait steps.
+// It adds to the policies of the DelayedRetries that the Subscriber knows.
+//
+// Default: their policies alone; without a DelayedRetry the strategy's default wait steps.
 func ForPolicy(policies ...backoff.Policy) SubscriberOption {
 	return func(o *subscriberOptions) error {
 		var problems []error

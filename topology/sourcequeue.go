@@ -1,6 +1,7 @@
 package topology
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -155,6 +156,26 @@ func (s *source) warnPolicies(m audit.Manager, f *audit.Facts) {
 	}
 }
 
+// warnLimit logs that the delivery limit is not known. It is taken for a small one then.
+func (s *source) warnLimit(f *audit.Facts) {
+	switch limit, certain := f.DeliveryLimit(); {
+	case certain:
+	case f.PolicyPending:
+		s.logger.Error("Warning: the management API of WithManagement shows no policies, of which one may "+
+			"set a delivery limit of the queue: look at its URL and at the user's tag; until then a message "+
+			"whose process or connection has ended twice is snoozed for a second and tried alone",
+			cmp.Or(f.PolicyErr, consumer.ErrNotYet), nil)
+	case limit == consumer.NoLimit:
+		s.logger.Info("The queue has no delivery limit, but only the management API shows whether a "+
+			"policy sets one: without topology.WithManagement a message whose process or connection has "+
+			"ended twice is snoozed for a second and tried alone", nil)
+	default:
+		s.logger.Error("Warning: a delivery limit of the queue may be set that cannot be seen without "+
+			"WithManagement, so it is taken for a small one: a message whose process or connection has "+
+			"ended twice is snoozed for a second and tried alone", consumer.ErrNotYet, nil)
+	}
+}
+
 // warn logs the settings of the queue that are allowed but may lose messages: once, and again
 // when they have changed.
 func (s *source) warn(f *audit.Facts, d *audit.Drop) {
@@ -199,11 +220,8 @@ func (s *source) warn(f *audit.Facts, d *audit.Drop) {
 			"message that it had; if no instance uses Native any more, set a policy with "+
 			"delayed-retry-type disabled and use WithManagement", consumer.ErrNotYet, nil)
 	}
-	guarded := s.held == nil && s.plan.Line == "" && !s.subscriber.opts.requeue
-	if _, certain := f.DeliveryLimit(); guarded && !certain {
-		s.logger.Error("Warning: a delivery limit of the queue may be set that cannot be seen without "+
-			"WithManagement, so it is taken for a small one: a message whose process or connection has "+
-			"ended twice is snoozed for a second and tried alone", consumer.ErrNotYet, nil)
+	if s.held == nil && s.plan.Line == "" && !s.subscriber.opts.requeue {
+		s.warnLimit(f)
 	}
 	if d != nil {
 		s.logger.Error("Warning: the broker drops a message of the queue silently when the message was "+

@@ -225,8 +225,8 @@ func (s *session) assumed(queues []string) ([]topology.Plan, error) {
 		fmt.Fprintf(s.err, "millpond: the management API cannot be asked: %v\n", s.blind)
 	}
 	for _, plan := range plans {
-		fmt.Fprintf(s.err, "millpond: without the management API the flags say which queues belong "+
-			"to %q: %s\n", plan.Queue, strings.Join(namesOf(plan), ", "))
+		fmt.Fprintf(s.err, "millpond: without the management API these are taken for the queues of "+
+			"%q: %s\n", plan.Queue, strings.Join(namesOf(plan), ", "))
 	}
 	if s.guesses() && !strings.Contains(s.c.FullName(), " dead ") {
 		fmt.Fprintln(s.err, guessed)

@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sony/gobreaker"
 
+	"github.com/millpond-go/millpond"
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/metrics"
@@ -24,7 +25,7 @@ import (
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
-var _ = []any{watched, stacked}
+var _ = []any{watched, stacked, withoutARouter}
 
 var ErrAlreadyShipped = errors.New("already shipped")
 
@@ -42,7 +43,7 @@ func watched(
 	problems = append(problems, err)
 	router.AddMiddleware(t.Middleware, retry.Middleware)
 
-	plan, err := topology.PlanFor(strategy, "orders", retry.Policies()...)
+	plan, err := topology.PlanFor(strategy, "orders", retry.PoliciesFor("orders", "orders")...)
 	problems = append(problems, err)
 	operator, err := operate.Open(ctx, cfg.Connection.AmqpURI)
 	problems = append(problems, err)
@@ -67,4 +68,20 @@ func stacked(
 		wmiddleware.Timeout(30*time.Second),
 		wmiddleware.Recoverer,
 	)
+}
+
+func withoutARouter(
+	retries *millpond.Retries, messages <-chan *message.Message,
+	handleOrder message.NoPublishHandlerFunc,
+) {
+	handle := retries.Retry.Middleware(func(msg *message.Message) ([]*message.Message, error) {
+		return nil, handleOrder(msg)
+	})
+	for msg := range messages {
+		if _, err := handle(msg); err != nil {
+			msg.Nack()
+		} else {
+			msg.Ack()
+		}
+	}
 }

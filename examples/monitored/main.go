@@ -210,7 +210,7 @@ func (s *signals) route(
 		return nil, err
 	}
 	plan, err := topology.PlanFor(topology.PerQueue{}, queue,
-		append(retry.Policies(), webhook.RetryAfters)...)
+		append(retry.PoliciesFor(queue, queue), webhook.RetryAfters)...)
 	if err != nil {
 		return nil, err
 	}

@@ -52,7 +52,9 @@ type Facts struct {
 	// Operator says that an operator policy is part of Policy, PolicyPending that a management API
 	// is configured and has not shown the policies.
 	Operator, PolicyPending bool
-	Version                 Version
+	// PolicyErr says why it has not, if it has answered an error.
+	PolicyErr error
+	Version   Version
 	// DeadLetters says that the broker dead-letters dropped messages, as far as that can be seen.
 	// Missing names the part of the way there that does not exist.
 	DeadLetters bool

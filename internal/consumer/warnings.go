@@ -266,8 +266,9 @@ func (r *Rounding) Note(
 // noteRounding notes a delay that a DelayedRetry has asked for. The Subscriber may not know the
 // policy, or the error asked for the delay.
 func (s *Subscription) noteRounding(asked time.Duration) {
-	s.rounding.Note(s.logger, &s.cfg.Waits, asked, "give the Subscriber the policy with topology.For "+
-		"or topology.ForPolicy, and a delay that an error asks for as a backoff.List beside it")
+	s.rounding.Note(s.logger, &s.cfg.Waits, asked, "give the Subscriber the policy, list the "+
+		"delays of a policy of your own in its Delays, and name a delay that an error asks for as a "+
+		"backoff.List in topology.ForPolicy")
 }
 
 // logRounds logs once that a delay is longer than all wait queues.

@@ -1,6 +1,7 @@
 package policies
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -163,7 +164,9 @@ func (m *Manager) Rule(f *audit.Facts, queue string) {
 			f.LimitInDoubt = ruled && !applied.Surely(audit.LimitKey)
 		}
 	}
-	f.PolicyPending = m != nil && f.Policy == nil
+	if f.PolicyPending = m != nil && f.Policy == nil; f.PolicyPending {
+		f.PolicyErr = cmp.Or(m.Err, m.PolicyErr)
+	}
 }
 
 // Harm implements audit.Manager.

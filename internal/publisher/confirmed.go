@@ -354,6 +354,8 @@ var (
 	ErrGivenUp = errors.New("the confirm is taken for lost")
 	// ErrRefused says that the broker has answered with a nack and has not stored the message.
 	ErrRefused = errors.New("refused by the broker")
+	// ErrUnroutable says that no queue took the message.
+	ErrUnroutable = errors.New("no queue took the message")
 	// ErrClosed says that Close was called.
 	ErrClosed = errors.New("publisher is closed")
 )
@@ -371,3 +373,6 @@ func (e *ReturnedError) Error() string {
 	return fmt.Sprintf("returned by the broker: no queue for exchange %q, routing key %q (%d %s)",
 		e.Exchange, e.RoutingKey, e.Code, e.Text)
 }
+
+// Unwrap returns ErrUnroutable.
+func (e *ReturnedError) Unwrap() error { return ErrUnroutable }

@@ -4,7 +4,7 @@
 //	…
 //	client, err := topology.Open(ctx, cfg.Connection, strategy, topology.WithObserver(m))
 //	retry, err := middleware.NewDelayedRetry(client, policy)
-//	plan, err := topology.PlanFor(strategy, "orders", retry.Policies()...)
+//	plan, err := topology.PlanFor(strategy, "orders", retry.PoliciesFor("orders", "orders")...)
 //	operator, err := operate.Open(ctx, url)
 //	depth, err := metrics.NewCollector(client, operator, []topology.Plan{plan})
 //	registry.MustRegister(m, depth)

@@ -19,8 +19,8 @@ import (
 
 const (
 	roundedUp = "Warning: a delay is rounded up by more than a tenth, because it has no wait step; " +
-		"give the Subscriber the policy with topology.For or topology.ForPolicy, and a delay that an " +
-		"error asks for as a backoff.List beside it"
+		"give the Subscriber the policy, list the delays of a policy of your own in its Delays, and " +
+		"name a delay that an error asks for as a backoff.List in topology.ForPolicy"
 	willBeRetried = "Message will be retried"
 )
 

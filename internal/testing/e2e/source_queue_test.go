@@ -234,6 +234,38 @@ func TestWarningsGoByTheRealQueueType(t *testing.T) {
 
 const dropsSilently = "Warning: the broker drops a message of the queue silently"
 
+// Given a queue whose delivery limit only the management API shows for sure, when the service starts,
+// then one line says so: no warning if the queue itself has none, and the error of an API that does
+// not answer.
+func TestALimitThatCannotBeSeenIsTakenForASmallOne(t *testing.T) {
+	t.Parallel()
+	away := topology.WithManagement(management.At("http://guest:secret@127.0.0.1:9"))
+	rig.Each(t, map[string]struct {
+		limit   int64
+		options []topology.Option
+		line    string
+	}{
+		"no limit":       {1 << 30, nil, "only the management API shows whether a policy sets one"},
+		"a small limit":  {9, nil, "Warning: a delivery limit of the queue may be set"},
+		"an API is away": {1 << 30, []topology.Option{away}, "Warning: the management API of WithManagement"},
+	}, func(t *testing.T, c struct {
+		limit   int64
+		options []topology.Option
+		line    string
+	},
+	) {
+		r := rig.Start(t, rig.Config{
+			Policy: backoff.List{time.Second}, Handle: rig.Succeed, ClientOptions: c.options,
+			Configure: func(cfg *wamqp.Config) {
+				cfg.Queue.Arguments = amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": c.limit}
+			},
+		})
+		require.Equal(t, 1, r.Logs.Said("ended twice is snoozed for a second and tried alone"))
+		require.Equal(t, 1, r.Logs.Said(c.line))
+		require.Zero(t, r.Logs.Said("secret"))
+	})
+}
+
 // Given a finite delivery limit without a dead-letter target, then it is named with the command
 // that removes it. The command works, and then nothing is named.
 func TestFiniteDeliveryLimitIsNamedWithItsRemedy(t *testing.T) {
