@@ -303,11 +303,13 @@ func TestAMessagePastItsLimitIsNotHandled(t *testing.T) {
 	assert.Equal(t, "third", shown[0].State.Error)
 }
 
+var fourTimes = backoff.Constant{Interval: time.Second, Retries: 4}
+
 func TestThePolicyOfAnErrorThatIsGoneCounts(t *testing.T) {
 	t.Parallel()
 	broker := newBroker()
 	retry, err := middleware.NewDelayedRetry(broker, backoff.None{}, policyFor(
-		selector{Error: retryableErrors(errBoom)}, backoff.List{time.Second, time.Second, time.Second, time.Second},
+		selector{Error: retryableErrors(errBoom)}, fourTimes,
 	))
 	require.NoError(t, err)
 	assert.Equal(
@@ -321,7 +323,7 @@ func TestOfTwoNestedTheInnerGuards(t *testing.T) {
 	t.Parallel()
 	broker := newBroker()
 	nested := func() message.HandlerFunc {
-		inner, err := middleware.NewDelayedRetry(broker, backoff.List{time.Second, time.Second, time.Second, time.Second})
+		inner, err := middleware.NewDelayedRetry(broker, fourTimes)
 		require.NoError(t, err)
 		return newRetry(t, broker).Middleware(inner.Middleware(failsWith(errBoom)))
 	}
@@ -339,7 +341,7 @@ func TestOfTwoNestedTheInnerGuards(t *testing.T) {
 	}
 
 	forged := newMessage(delivery{State: state{Failures: 9, Inner: true}})
-	inner, _ := middleware.NewDelayedRetry(broker, backoff.List{time.Second, time.Second, time.Second, time.Second})
+	inner, _ := middleware.NewDelayedRetry(broker, fourTimes)
 	h := newRetry(t, broker).Middleware(inner.Middleware(mustNotBeCalled(t)))
 	acked(t, h, forged)
 	assert.Len(t, broker.DeadLetters(), 2)
@@ -385,8 +387,8 @@ func everything(tb testing.TB) *middleware.DelayedRetry {
 	return newRetry(tb, unused{},
 		withClassifier(middleware.NetworkErrors()),
 		withMaxAttempts(9), withMaxAge(time.Hour), middleware.WithSnoozeLimit(time.Hour),
-		policyFor(selector{Handler: "billing", Error: middleware.NetworkErrors()}, backoff.List{time.Second, time.Minute}),
-		policyFor(selector{Queue: "orders"}, backoff.List{time.Second, time.Minute}),
+		policyFor(selector{Handler: "billing", Error: middleware.NetworkErrors()}, fourTimes),
+		policyFor(selector{Queue: "orders"}, fourTimes),
 		middleware.WithKeptMetadata("key-1", "key-2"),
 		middleware.WithDeadLetterHook(func(context.Context, middleware.DeadLetter) {}),
 	)

@@ -267,7 +267,9 @@ func TestTheCountIsOneForAllPolicies(t *testing.T) {
 	broker := newBroker()
 	errOther := errors.New("other")
 	h := newRetry(t, broker, // 1s 10s for any error
-		policyFor(selector{Error: retryableErrors(errOther)}, backoff.List{2 * time.Second, 3 * time.Second, 4 * time.Second}),
+		policyFor(selector{Error: retryableErrors(errOther)}, backoff.Linear{
+			Initial: 2 * time.Second, Step: time.Second, Retries: 3,
+		}),
 	).Middleware(consumer(func(msg *message.Message) error {
 		if middleware.Attempt(msg.Context()) == 3 {
 			return errOther

@@ -161,9 +161,9 @@ func (s *source) warnLimit(f *audit.Facts) {
 	switch limit, certain := f.DeliveryLimit(); {
 	case certain:
 	case f.PolicyPending:
-		s.logger.Error("Warning: the management API of WithManagement shows no policies, of which one may "+
-			"set a delivery limit of the queue: look at its URL and at the user's tag; until then a message "+
-			"whose process or connection has ended twice is snoozed for a second and tried alone",
+		s.logger.Error("Warning: the management API of WithManagement shows no policies, of which one "+
+			"may set a delivery limit of the queue: look at its URL and at the user's tag; until then a "+
+			"message whose process or connection has ended twice is snoozed for a second and tried alone",
 			cmp.Or(f.PolicyErr, consumer.ErrNotYet), nil)
 	case limit == consumer.NoLimit:
 		s.logger.Info("The queue has no delivery limit, but only the management API shows whether a "+

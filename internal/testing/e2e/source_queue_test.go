@@ -234,9 +234,9 @@ func TestWarningsGoByTheRealQueueType(t *testing.T) {
 
 const dropsSilently = "Warning: the broker drops a message of the queue silently"
 
-// Given a queue whose delivery limit only the management API shows for sure, when the service starts,
-// then one line says so: no warning if the queue itself has none, and the error of an API that does
-// not answer.
+// Given a queue whose delivery limit only the management API shows for sure, when the service
+// starts, then one line says so: no warning if the queue itself has none, and the error of an API
+// that does not answer.
 func TestALimitThatCannotBeSeenIsTakenForASmallOne(t *testing.T) {
 	t.Parallel()
 	away := topology.WithManagement(management.At("http://guest:secret@127.0.0.1:9"))
@@ -247,7 +247,7 @@ func TestALimitThatCannotBeSeenIsTakenForASmallOne(t *testing.T) {
 	}{
 		"no limit":       {1 << 30, nil, "only the management API shows whether a policy sets one"},
 		"a small limit":  {9, nil, "Warning: a delivery limit of the queue may be set"},
-		"an API is away": {1 << 30, []topology.Option{away}, "Warning: the management API of WithManagement"},
+		"an API is away": {1 << 30, []topology.Option{away}, "Warning: the management API"},
 	}, func(t *testing.T, c struct {
 		limit   int64
 		options []topology.Option

@@ -113,7 +113,8 @@ var notRun = []struct{ begins, reason string }{
 
 // secretArgument is a password in an argument, which every user of the machine sees.
 var secretArgument = regexp.MustCompile(
-	`\W--?[a-z-]+[ =]['"]?\w+://[^\s/:@]+:[^\s/@]+@|\b(add_user|change_password) \S+ [^\s|]|curl .*-u \S+:`)
+	`\W--?[a-z-]+[ =]['"]?\w+://[^\s/:@]+:[^\s/@]+@|` +
+		`\b(add_user|change_password) \S+ [^\s|]|curl .*-u \S+:`)
 
 // No page puts a password into an argument: the tool reads URLs from its environment.
 func TestDocumentsPutNoPasswordIntoAnArgument(t *testing.T) {
