@@ -2,6 +2,7 @@ package pagetest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -173,10 +174,20 @@ func (b *tab) dress(l look) {
 	})
 }
 
-// visit opens a page and waits until it is loaded.
+// visit opens a page and waits until it is loaded. It asks again where Chromium does not answer, as
+// once on a busy machine while the page before was about to reload itself.
 func (b *tab) visit(path string) {
 	b.t.Helper()
-	require.NoError(b.t, chromedp.Do(b.ctx, chromedp.Navigate(b.site+path)))
+	testbroker.WaitFor(b.t, path+" to load", patience, func() bool {
+		ctx, cancel := context.WithTimeout(b.ctx, time.Minute)
+		defer cancel()
+		err := chromedp.Do(ctx, chromedp.Navigate(b.site+path))
+		if errors.Is(err, context.DeadlineExceeded) && b.ctx.Err() == nil {
+			return false
+		}
+		require.NoError(b.t, err)
+		return true
+	})
 }
 
 // eval returns the value of an expression in the page.
