@@ -36,7 +36,8 @@ type Retries struct {
 	Retry *middleware.DelayedRetry
 	// Subscriber takes the place of watermill-amqp's.
 	Subscriber *topology.Subscriber
-	// Publisher confirms each message, and delays a message that asks for it.
+	// Publisher confirms each message, and delays a message that asks for it. A message that no queue
+	// takes is an error, topology.ErrUnroutable, where watermill-amqp's Publisher drops it.
 	Publisher *topology.Publisher
 	// Client makes further Subscribers and Publishers, and answers readiness probes.
 	Client *topology.Client

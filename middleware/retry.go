@@ -67,7 +67,7 @@ func init() {
 // parts are for the Subscriber, which plans the wait queues of the policies, stops with the brakes,
 // and dead-letters some messages by itself.
 func (r *DelayedRetry) parts() seam.Retry {
-	parts := seam.Retry{Policies: r.PoliciesFor}
+	parts := seam.Retry{Policies: r.PoliciesFor, Observers: r.own}
 	for _, b := range r.budgets {
 		parts.Budgets = append(parts.Budgets, b.Budget)
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/nils"
+	"github.com/millpond-go/millpond/internal/observe"
 	"github.com/millpond-go/millpond/internal/seam"
 	"github.com/millpond-go/millpond/middleware/header"
 )
@@ -27,6 +27,7 @@ type settings struct {
 	classes   classes
 	logger    watermill.LoggerAdapter
 	observers []Observer
+	own       []Observer // of WithObserver
 	kept      kept
 	budgets   []spending
 	errorText func(error) string // nil: errorText
@@ -197,9 +198,9 @@ func WithLogger(logger watermill.LoggerAdapter) Option {
 
 // WithObserver adds observers, which are told of each event in their order, after the observers of
 // the republisher. One that is among both is told once, unless its values cannot be compared, as
-// those of ObserverFunc cannot. The Subscriber tells its own decisions to the observers of
-// topology.WithObserver alone, so an observer of everything belongs there. If two DelayedRetry are
-// around a handler, the observers of the deciding one are told.
+// those of ObserverFunc cannot. A Subscriber that was made with the DelayedRetry tells them its own
+// decisions, too. If two DelayedRetry are around a handler, the observers of the deciding one are
+// told.
 //
 // WithDeadLetterHook has the history and the message of a dead letter. An Event has neither,
 // because there is one for each message.
@@ -355,17 +356,12 @@ func newSettings(
 // inherit takes the logger of the republisher, if no option names one, and puts its observers
 // before those of the options.
 func (s *settings) inherit(republisher Republisher) {
+	s.own = s.observers
 	if c, ok := clientOf(republisher); ok {
 		if s.logger == nil {
 			s.logger = c.Logger
 		}
-		own := s.observers
-		s.observers = slices.Clone(c.Observers.([]Observer))
-		for _, o := range own {
-			if nils.Is(o) || !reflect.ValueOf(o).Comparable() || !slices.Contains(s.observers, o) {
-				s.observers = append(s.observers, o)
-			}
-		}
+		s.observers = observe.Union(c.Observers.([]Observer), s.own)
 	}
 	if nils.Is(s.logger) {
 		s.logger = watermill.NopLogger{}

@@ -117,7 +117,8 @@ func open(
 		link:      l,
 		publisher: publishes,
 		group: consumer.Group{
-			Publisher: publishes, Observers: newObservers(opts), ConfirmTimeout: opts.confirmTimeout,
+			Publisher: publishes, ConfirmTimeout: opts.confirmTimeout,
+			Observers: newObservers(opts.observers, opts.logger),
 		},
 		subscribers: make(map[*Subscriber]struct{}),
 		publishers:  make(map[*Publisher]struct{}),
@@ -182,14 +183,28 @@ func (c *Client) DeadLetter(
 	return c.group.DeadLetter(ctx, msg, state)
 }
 
+// observersWith returns the observers of the Client and of the DelayedRetries; nil if there are none.
+func (c *Client) observersWith(retries []seam.Retry) *observe.List[middleware.Event] {
+	all := c.opts.observers
+	for _, r := range retries {
+		all = observe.Union(all, r.Observers.([]middleware.Observer))
+	}
+	if len(all) == len(c.opts.observers) {
+		return c.group.Observers
+	}
+	return newObservers(all, c.opts.logger)
+}
+
 // newObservers returns nil if there is no observer.
-func newObservers(opts clientOptions) *observe.List[middleware.Event] {
+func newObservers(
+	observers []middleware.Observer, logger watermill.LoggerAdapter,
+) *observe.List[middleware.Event] {
 	var tell []func(context.Context, middleware.Event)
-	for _, o := range opts.observers {
+	for _, o := range observers {
 		tell = append(tell, o.Observe)
 	}
 	return observe.NewList(func(value any) {
-		opts.logger.Error("Observer panicked", nil, watermill.LogFields{"value": fmt.Sprintf("%.512v",
+		logger.Error("Observer panicked", nil, watermill.LogFields{"value": fmt.Sprintf("%.512v",
 			value)})
 	}, tell...)
 }

@@ -225,7 +225,7 @@ func (s *Subscriber) newSubscription(
 			Concurrency: o.concurrency, Prefetch: prefetch, PrefetchBy: by, Tag: s.cfg.consumer,
 			Exclusive: s.cfg.exclusive, NoLocal: s.cfg.noLocal, Arguments: s.cfg.arguments,
 		},
-		Waits: waits, Gate: o.gate(), Retries: o.retries,
+		Waits: waits, Gate: o.gate(), Retries: o.retries, Observers: c.observersWith(o.retries),
 		Prepare: source.prepare, CanStore: source.canStore,
 		DrainTimeout: o.drainTimeout, HandlerWarning: o.handlerWarning,
 		Timestamps: o.timestamps, RequeueOnNack: o.requeue,

@@ -84,6 +84,7 @@ type Config struct {
 	Link         *link.Link // the connection that consumes
 	Frame        int        // the largest frame that both connections take
 	Logger       watermill.LoggerAdapter
+	Observers    *observe.List[middleware.Event] // those of the Group and of Retries; nil for none
 	// Decode makes a message of a delivery. It is the user's marshaler: it may panic.
 	Decode  func(amqp.Delivery) (*message.Message, error)
 	Consume Consume

@@ -139,7 +139,7 @@ func (d *delivery) snoozeAtLast() bool {
 
 // observe tells the observers of a decision of the Subscription. set completes the event.
 func (d *delivery) observe(kind middleware.EventKind, set func(*middleware.Event)) {
-	observers := d.sub.cfg.Group.Observers
+	observers := d.sub.cfg.Observers
 	if observers == nil {
 		return
 	}

@@ -99,7 +99,7 @@ func (s *Subscription) awaken(c *Channel, found *amqp.Queue, still time.Duration
 		})
 	c.enoughNow()
 	c.cancel()
-	if observers := s.cfg.Group.Observers; observers != nil { // they may hang
+	if observers := s.cfg.Observers; observers != nil { // they may hang
 		observers.Tell(s.base, middleware.Event{
 			Kind: middleware.EventStranded, At: time.Now().UTC(), Topic: s.cfg.Topic,
 			Queue: found.Name, Messages: found.Messages,

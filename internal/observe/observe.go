@@ -3,8 +3,12 @@ package observe
 
 import (
 	"context"
+	"reflect"
+	"slices"
 	"sync"
 	"time"
+
+	"github.com/millpond-go/millpond/internal/nils"
 )
 
 // reportEvery keeps the log short if an observer panics at every event.
@@ -63,4 +67,16 @@ func (o *observer[E]) due(now time.Time) bool {
 	}
 	o.reported = now
 	return true
+}
+
+// Union returns the observers and then those of more that are not among them. Observers that cannot
+// be compared, as functions, are different from each other.
+func Union[O comparable](observers, more []O) []O {
+	all := slices.Clone(observers)
+	for _, o := range more {
+		if nils.Is(o) || !reflect.ValueOf(o).Comparable() || !slices.Contains(all, o) {
+			all = append(all, o)
+		}
+	}
+	return all
 }

@@ -25,6 +25,8 @@ type Retry struct {
 	// Policies returns the policies that the messages of a queue and topic may ask.
 	Policies func(queue, topic string) []backoff.Policy
 	Budgets  []Budget
+	// Observers are those of middleware.WithObserver, []middleware.Observer.
+	Observers any
 	// Dead calls the hooks for a dead letter that no DelayedRetry has made.
 	Dead func(
 		ctx context.Context, msg *message.Message, queue, topic string, err error,

@@ -209,7 +209,7 @@ func TestForPlansAPolicyWhereItIsAsked(t *testing.T) {
 }
 
 // Given two services of one Client, when one of their Subscribers makes a dead letter, then with
-// For it tells the hook that For names, and without For none.
+// For it tells the hook and the observer of the DelayedRetry that For names, and without For none.
 func TestForNamesTheHook(t *testing.T) {
 	t.Parallel()
 	url := testbroker.URL(t)
@@ -218,8 +218,13 @@ func TestForNamesTheHook(t *testing.T) {
 		client := rig.OpenClient(t, url, topology.PerQueue{})
 		var first, second atomic.Int32
 		counting := func(n *atomic.Int32) *middleware.DelayedRetry {
-			retry, err := middleware.NewDelayedRetry(client, policy, middleware.WithDeadLetterHook(
-				func(context.Context, middleware.DeadLetter) { n.Add(1) }))
+			observer := middleware.ObserverFunc(func(_ context.Context, e middleware.Event) {
+				if e.Kind == middleware.EventDeadLettered {
+					n.Add(10)
+				}
+			})
+			retry, err := middleware.NewDelayedRetry(client, policy, middleware.WithObserver(observer),
+				middleware.WithDeadLetterHook(func(context.Context, middleware.DeadLetter) { n.Add(1) }))
 			require.NoError(t, err)
 			return retry
 		}
@@ -237,7 +242,7 @@ func TestForNamesTheHook(t *testing.T) {
 		rig.Publish(t, url, "", queue, rig.Message("refuse"))
 		rig.Take(t, url, queue+".dlq")
 		require.NoError(t, sub.Close()) // waits for the hooks
-		require.Equal(t, named, first.Load() == 1)
+		require.Equal(t, named, first.Load() == 11)
 		require.Zero(t, second.Load())
 	})
 }
