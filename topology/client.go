@@ -183,7 +183,8 @@ func (c *Client) DeadLetter(
 	return c.group.DeadLetter(ctx, msg, state)
 }
 
-// observersWith returns the observers of the Client and of the DelayedRetries; nil if there are none.
+// observersWith returns the observers of the Client and of the DelayedRetries; nil if there are
+// none.
 func (c *Client) observersWith(retries []seam.Retry) *observe.List[middleware.Event] {
 	all := c.opts.observers
 	for _, r := range retries {

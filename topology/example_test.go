@@ -207,7 +207,7 @@ func ExampleClient_NewSubscriber() {
 		topology.WithHandlerWarning(time.Minute),
 		topology.WithConsumerTimeout(15 * time.Minute),
 		topology.WithTimestampWindow(time.Hour, time.Minute),
-		topology.WithRequeueOnNack(), // only while instances of watermill-amqp consume the queue
+		topology.WithOldInstances(), // only during a rollout
 	}
 	var sub *topology.Subscriber
 	if sub, err = client.NewSubscriber(cfg, retry, options...); err != nil {

@@ -191,7 +191,7 @@ type subscriberOptions struct {
 	delays         []time.Duration // nil: not known
 	unlisted       bool            // some policy cannot list its delays
 	drainTimeout   time.Duration
-	requeue        bool
+	oldInstances   bool
 	concurrency    int
 	prefetch       int // 0: as Qos says
 	handlerWarning time.Duration
@@ -276,16 +276,20 @@ func WithDrainTimeout(d time.Duration) SubscriberOption {
 	}
 }
 
-// WithRequeueOnNack gives a message that the router nacks straight back to its queue, as
-// watermill-amqp does. It is for the first step of adopting this library without a pause. While
-// instances with watermill-amqp's Subscriber consume the same queue, nothing may come back from a
-// wait queue, because they nack messages that they cannot decode in a hot loop (F1). Use the option
-// without the middleware, and remove it as soon as no such instance is left.
+// WithOldInstances says that instances of watermill-amqp consume the same queue, during a rollout.
+// Each of their nacks counts in a quorum queue as the end of a process does (F34), so the guard
+// against messages that end the process is off: it would set aside, and at last dead-letter, a
+// message that only fails in old instances. Remove the option as soon as no such instance is left.
 //
-// Default: a nacked message is snoozed for at least a second.
-func WithRequeueOnNack() SubscriberOption {
+// Without a DelayedRetry, as in the first step of adopting this library without millpond's
+// RolloutMarshaler, a message that the router nacks goes straight back to its queue, as with
+// watermill-amqp: those instances cannot decode a message that comes from a wait queue, and nack it
+// in a hot loop (F1).
+//
+// Default: all consumers of the queue use this library.
+func WithOldInstances() SubscriberOption {
 	return func(o *subscriberOptions) error {
-		o.requeue = true
+		o.oldInstances = true
 		return nil
 	}
 }
@@ -344,7 +348,7 @@ func (o *subscriberOptions) prefetchOr(qos int) (int, consumer.PrefetchBy) {
 	switch {
 	case o.prefetch > 0:
 		return max(o.prefetch, o.concurrency), consumer.ByOption
-	case o.requeue: // watermill-amqp cannot read a message that was given back
+	case o.oldInstances && len(o.retries) == 0: // the old ones cannot read what was given back
 		return max(qos, o.concurrency), consumer.ByOption
 	case qos > 1:
 		return max(qos, o.concurrency), consumer.ByQos

@@ -220,7 +220,7 @@ func (s *source) warn(f *audit.Facts, d *audit.Drop) {
 			"message that it had; if no instance uses Native any more, set a policy with "+
 			"delayed-retry-type disabled and use WithManagement", consumer.ErrNotYet, nil)
 	}
-	if s.held == nil && s.plan.Line == "" && !s.subscriber.opts.requeue {
+	if s.held == nil && s.plan.Line == "" && !s.subscriber.opts.oldInstances {
 		s.warnLimit(f)
 	}
 	if d != nil {

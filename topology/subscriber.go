@@ -228,7 +228,7 @@ func (s *Subscriber) newSubscription(
 		Waits: waits, Gate: o.gate(), Retries: o.retries, Observers: c.observersWith(o.retries),
 		Prepare: source.prepare, CanStore: source.canStore,
 		DrainTimeout: o.drainTimeout, HandlerWarning: o.handlerWarning,
-		Timestamps: o.timestamps, RequeueOnNack: o.requeue,
+		Timestamps: o.timestamps, OldInstances: o.oldInstances,
 	}
 	if m, ok := c.strategy.(machinery); ok {
 		err = m.Seam(plan, c.host(), &cfg)

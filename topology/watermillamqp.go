@@ -63,7 +63,7 @@ func (c *Client) NewSubscriber(
 }
 
 // NewSubscriberWithoutRetry is NewSubscriber for programs without the middleware: one that decides
-// by itself, or that is about to adopt it; see ForPolicy and WithRequeueOnNack. A failed message is
+// by itself, or that is about to adopt it; see ForPolicy and WithOldInstances. A failed message is
 // nacked, and so snoozed. Without ForPolicy it declares the strategy's default wait steps.
 func (c *Client) NewSubscriberWithoutRetry(
 	cfg amqp.Config, options ...SubscriberOption,

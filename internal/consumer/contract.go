@@ -109,7 +109,9 @@ type Config struct {
 	DrainTimeout   time.Duration // bounds the wait for messages in progress at the end
 	HandlerWarning time.Duration // logs a handler that does not return. Default: never
 	Timestamps     TimestampWindow
-	RequeueOnNack  bool // gives nacked messages straight back; switches the crash guard off
+	// OldInstances says that other clients consume the queue, too. Their nacks count as the ends of
+	// processes do, so the crash guard is off. Without Retries a nacked message goes straight back.
+	OldInstances bool
 }
 
 // Consume are the settings of the AMQP consumer.

@@ -76,7 +76,7 @@ const (
 func (s *Subscription) judge(c *Channel, raw *amqp.Delivery) verdict {
 	_, marked := raw.Headers[keys.Interruptions]
 	switch {
-	case !marked && !raw.Redelivered || s.cfg.RequeueOnNack:
+	case !marked && !raw.Redelivered || s.cfg.OldInstances:
 		return innocent
 	case !marked && c.Rejected != nil:
 		return judgeRejected(raw, c.Deliveries)
@@ -208,7 +208,7 @@ func (d *delivery) guardFields() watermill.LogFields {
 // never snoozed here.
 func (d *delivery) counted() bool {
 	return d.astray == nil && d.on.NackCounts && (interrupted(&d.raw) || d.State.Interruptions > 0) &&
-		!d.sub.cfg.RequeueOnNack && !d.on.ch.IsClosed()
+		!d.sub.cfg.OldInstances && !d.on.ch.IsClosed()
 }
 
 // putBack brings a delivery back to its queue for a reason that must not count against the

@@ -163,7 +163,7 @@ func (s *Subscription) newDelivery(a Arrival) (d *delivery, end context.CancelFu
 	d = &delivery{sub: s, on: c, raw: raw, step: a.Step, since: a.At}
 	d.own = deliveryContext{ctx, d}
 	d.ctx = &d.own
-	d.Queue = s.cfg.Queue
+	d.Queue, d.Topic = s.cfg.Queue, s.cfg.Topic
 	d.MessageID, d.CorrelationID = raw.MessageId, raw.CorrelationId
 	d.Arrived, d.HoldUntil = a.At, a.At.Add(c.hold)
 	if c.Together && !c.NackCounts { // no timeout; it may have waited for longer than hold

@@ -53,7 +53,11 @@ var bugs = []bug{
 				"\tif err != nil {\n\t\terr = errors.Join(middleware.ErrNotDelivered, err)\n\t}\n" +
 				"\treturn done, err\n",
 		}, {
-			file: "topology/subscriber.go", old: "RequeueOnNack: o.requeue,", new: "RequeueOnNack: true,",
+			file: "topology/subscriber.go", old: "OldInstances: o.oldInstances,",
+			new: "OldInstances: true,",
+		}, {
+			file: "internal/consumer/decisions.go",
+			old:  "d.sub.cfg.OldInstances && len(d.sub.cfg.Retries) == 0", new: "true",
 		}},
 	},
 	{

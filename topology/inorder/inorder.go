@@ -111,8 +111,8 @@ func (s Strategy) Seam(plan topology.Plan, host seam.Host, cfg *consumer.Config)
 		return errors.New("inorder.Strategy has no KeyBy: set it to a function that returns the key of " +
 			"a message, or use topology.PerQueue")
 	}
-	if cfg.RequeueOnNack {
-		return errors.New("WithRequeueOnNack gives messages back out of their order: leave it out, or " +
+	if cfg.OldInstances {
+		return errors.New("WithOldInstances gives messages back out of their order: leave it out, or " +
 			"use a strategy other than inorder.Strategy")
 	}
 	waits := &cfg.Waits

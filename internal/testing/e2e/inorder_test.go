@@ -483,7 +483,7 @@ func TestWhatCannotBeHandledInOrderIsRefused(t *testing.T) {
 		"has no KeyBy":                    {inorder.Strategy{}, rig.OneActive(), one},
 		"x-delivery-limit of at least 20": {ordered, low, one},
 		"gives messages back out of their order": {
-			ordered, rig.OneActive(), topology.WithRequeueOnNack(),
+			ordered, rig.OneActive(), topology.WithOldInstances(),
 		},
 	} {
 		t.Run(want, func(t *testing.T) {

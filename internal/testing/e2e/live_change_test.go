@@ -133,9 +133,12 @@ func (s *shop) handle(msg *message.Message) error {
 }
 
 // serve starts a new instance.
-func (s *shop) serve(policy backoff.Policy) *rig.Service {
+func (s *shop) serve(
+	policy backoff.Policy, options ...topology.SubscriberOption,
+) *rig.Service {
 	return rig.Start(s.t, rig.Config{
 		URL: s.url, Queue: s.queue, Policy: policy, Configure: s.configure, Handle: s.handle,
+		SubscriberOptions: options,
 	})
 }
 
@@ -166,7 +169,7 @@ func TestRolloutBesideOldInstances(t *testing.T) {
 			s := openShop(t, "text "+kind)
 			stopOld := startOld(t, s.url, s.queue, s.kind, s.handled)
 			s.traffic()
-			service := s.serve(backoff.List{time.Second, 2 * time.Second})
+			service := s.serve(backoff.List{time.Second, 2 * time.Second}, topology.WithOldInstances())
 			s.traffic()
 			stopOld()
 			s.traffic()
@@ -181,6 +184,35 @@ func TestRolloutBesideOldInstances(t *testing.T) {
 		})
 	}
 }
+
+// Given two such old consumers on a quorum queue, when a message fails in each of them, again and
+// again, then the new one beside them neither sets it aside nor dead-letters it as a message that
+// ends its process: it retries the message.
+func TestAMessageThatFailsInOldInstances(t *testing.T) {
+	t.Parallel()
+	s := openShop(t, "text quorum")
+	startOld(t, s.url, s.queue, s.kind, s.handled)
+	startOld(t, s.url, s.queue, s.kind, s.handled)
+	service := rig.Start(t, rig.Config{
+		URL: s.url, Queue: s.queue, Policy: often(10 * time.Millisecond), Configure: s.configure,
+		SubscriberOptions: []topology.SubscriberOption{topology.WithOldInstances()},
+		Handle: func(msg *message.Message) error {
+			if s.tried.Handle(stubborn); middleware.Attempt(msg.Context()) < 20 {
+				return rig.ErrFailed
+			}
+			s.handled.Handle(stubborn)
+			return nil
+		},
+	})
+	rig.Post(t, s.url, s.queue, rig.Message(stubborn))
+	rig.WaitFor(t, "the message to be handled", func() bool { return s.handled.Of(stubborn) == 1 })
+	require.Equal(t, 20, s.tried.Of(stubborn))
+	require.Zero(t, service.Depth(".dlq"))
+	require.Zero(t, service.Logs.Said("ended repeatedly"))
+}
+
+// stubborn is the body of a message that old instances never handle.
+const stubborn = "stubborn"
 
 // Given an old consumer without that marshaler on a classic queue, when new ones replace it in the
 // release order for that, and back, then no message is lost, and no old consumer sees a message
@@ -225,7 +257,7 @@ func plainRouter(
 	client, err := topology.Open(t.Context(), cfg.Connection, topology.PerQueue{})
 	require.NoError(t, err)
 	policy := backoff.List{time.Second}
-	sub, err := client.NewSubscriberWithoutRetry(cfg, topology.WithRequeueOnNack(),
+	sub, err := client.NewSubscriberWithoutRetry(cfg, topology.WithOldInstances(),
 		topology.ForPolicy(policy))
 	require.NoError(t, err)
 	router := message.NewDefaultRouter(watermill.NopLogger{})
@@ -302,7 +334,8 @@ func serveOld(url, kindAndQueue string) {
 		select {
 		case msg := <-messages:
 			body := string(msg.Payload)
-			if strings.HasSuffix(body, "7") && !failed[body] && (kind == "classic" || text) {
+			if strings.HasSuffix(body, "7") && !failed[body] && (kind == "classic" || text) ||
+				body == stubborn {
 				failed[body] = true
 				msg.Nack()
 				continue
