@@ -173,7 +173,8 @@ func (d *delivery) isolate(interruptions int) {
 // giveUp dead-letters a message that was isolated as often as is allowed.
 func (d *delivery) giveUp() {
 	err := fmt.Errorf("the process or its connection has ended each of the last %d times that a "+
-		"consumer had this message, and at least %d of these times it had no other message",
+		"consumer had this message, and at least %d of these times it had no other message; if an "+
+		"instance of watermill-amqp has nacked it, use topology.WithOldInstances",
 		d.State.Interruptions+1, maxInterruptions-1)
 	state := d.State
 	state.Reason, state.DeadAt = header.ReasonCrashLoop, clock.Now()

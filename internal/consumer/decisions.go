@@ -169,7 +169,18 @@ func (d *delivery) observeRequeued(err error, tries int, held time.Duration) {
 	})
 }
 
-func (d *delivery) logFields() watermill.LogFields { return d.LogFields(d.IDsThen()) }
+// logFields are the fields of lines about the message. One that the marshaler has not seen yet has
+// the UUID that watermill-amqp's marshalers write.
+func (d *delivery) logFields() watermill.LogFields {
+	ids := d.IDsThen()
+	if ids.Message == "" {
+		ids.Message, _ = d.raw.Headers[wamqpUUID].(string)
+	}
+	return d.LogFields(ids)
+}
+
+// wamqpUUID is amqp.DefaultMessageUUIDHeaderKey of watermill-amqp.
+const wamqpUUID = "_watermill_message_uuid"
 
 // contextOfUser returns the context for observers and hooks. It is not the context of the
 // message, because the handler may be writing that.

@@ -463,3 +463,11 @@ func TestTheLifeOfADelivery(t *testing.T) {
 }
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// Given a message of watermill-amqp without the property message_id, which the guard judges before
+// its marshaler sees it, then its lines have the UUID.
+func TestALineNamesAMessageThatIsNotDecoded(t *testing.T) {
+	t.Parallel()
+	d := fuzzedDelivery(t, testWaits(Via{}), amqp.Delivery{Headers: amqp.Table{wamqpUUID: "u-7"}})
+	require.Equal(t, "u-7", d.logFields()["message_id"])
+}
