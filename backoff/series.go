@@ -64,7 +64,7 @@ func (p List) atOnce() bool { return len(p) > 0 && p[0] == 0 }
 //
 // and then stops.
 type Constant struct {
-	// Interval is the delay. It must be positive and at most [MaxDelay]; below 1 ms it means 1 ms.
+	// Interval is the delay, from 1 ms to [MaxDelay].
 	Interval time.Duration
 	// Retries is the number of retries. 0 means no end, which [CheckEnd] reports;
 	// a negative number is invalid.

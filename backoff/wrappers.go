@@ -71,8 +71,7 @@ func (p Limit) about() facts {
 type Cap struct {
 	// Policy gives the delays. It must not be nil.
 	Policy Policy
-	// Max is the longest delay. It must be positive (0 does not mean no cap here)
-	// and at most [MaxDelay]; below 1 ms it means 1 ms.
+	// Max is the longest delay, from 1 ms to [MaxDelay]; 0 does not mean no cap here.
 	Max time.Duration
 }
 

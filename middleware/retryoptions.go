@@ -151,7 +151,7 @@ func (s Selector) empty() bool {
 // all policies. All policies share one count: a message that failed twice under one policy is
 // at its third failure under another.
 //
-// A selector that matches no handler is logged once each handler has had a message.
+// A selector that matches no handler is logged a minute after each handler has had a message.
 //
 // An empty selector is an error, and so is a selector that is never reached because an earlier
 // one matches the same failures.
@@ -199,7 +199,8 @@ func WithLogger(logger watermill.LoggerAdapter) Option {
 // WithObserver adds observers, which are told of each event in their order, after the observers of
 // the republisher. One that is among both is told once, unless its values cannot be compared, as
 // those of ObserverFunc cannot. A Subscriber that was made with the DelayedRetry tells them its own
-// decisions, too. If two DelayedRetry are around a handler, the observers of the deciding one are
+// decisions, too. News of brakes and of stranded queues are the Client's: an observer of everything
+// belongs to topology.WithObserver. If two DelayedRetry are around a handler, the observers of the deciding one are
 // told.
 //
 // WithDeadLetterHook has the history and the message of a dead letter. An Event has neither,

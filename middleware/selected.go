@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 )
@@ -15,10 +16,13 @@ import (
 // of a handler is known once it has a message.
 type selected struct {
 	mu       sync.Mutex
-	handlers int     // that Middleware was called for
-	met      []place // of the handlers that have had a message
-	warned   []Selector
+	handlers int     // that Middleware was called for, and that have had no message yet
+	met      []place // of the others
+	warned   []string
 }
+
+// startup is how long a router may take to start its handlers, one after the other.
+const startup = time.Minute
 
 // add counts a handler. The result is to be set at the handler's first message, and then meet to be
 // called; it is nil if there are no selectors.
@@ -32,22 +36,33 @@ func (s *selected) add(r *DelayedRetry) (met *atomic.Bool) {
 	return new(atomic.Bool)
 }
 
-// meet notes where a handler is. When each handler has had a message, it warns of the selectors
-// that match none of them.
+// meet notes where a handler is. A minute after each handler has had a message, it warns of the
+// selectors that match none of them.
 func (s *selected) meet(r *DelayedRetry, at place) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.met = append(s.met, at); len(s.met) < s.handlers {
+	if s.handlers--; !slices.Contains(s.met, at) {
+		s.met = append(s.met, at)
+	}
+	if s.handlers == 0 {
+		time.AfterFunc(startup, func() { s.warn(r) })
+	}
+}
+
+func (s *selected) warn(r *DelayedRetry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.handlers > 0 { // another one has come
 		return
 	}
 	for _, rule := range r.selectors() {
-		is := func(other Selector) bool { return other.name() == rule.name() }
-		if slices.ContainsFunc(s.met, rule.matches) || slices.ContainsFunc(s.warned, is) {
+		name := rule.name()
+		if slices.ContainsFunc(s.met, rule.matches) || slices.Contains(s.warned, name) {
 			continue
 		}
-		s.warned = append(s.warned, rule.Selector)
+		s.warned = append(s.warned, name)
 		r.logger.Error("Warning: a selector matches no handler that runs, so its policy or budget is "+
-			"never used: correct its names", errNoMatch, watermill.LogFields{"selector": rule.name()})
+			"never used: correct its names", errNoMatch, watermill.LogFields{"selector": name})
 	}
 }
 

@@ -2,6 +2,8 @@ package middleware_test
 
 import (
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/stretchr/testify/assert"
@@ -15,28 +17,32 @@ import (
 // one line names the selector.
 func TestASelectorThatMatchesNothingIsNamed(t *testing.T) {
 	t.Parallel()
-	logger, broker := watermill.NewCaptureLogger(), newBroker()
-	retry := newRetry(t, broker, withLogger(logger),
-		policyFor(selector{Handler: "mial", Queue: "mails"}, backoff.None{}),
-		policyFor(selector{Queue: "orders"}, backoff.None{}),
-		policyFor(selector{Error: middleware.NetworkErrors()}, backoff.None{}))
-	handle := map[string]func(){}
-	for _, name := range []string{"mail", "orders"} {
-		h := retry.Middleware(succeeds)
-		handle[name] = func() {
-			broker.Run(h, middlewaretest.NewMessage(delivery{Handler: name, Queue: name}, nil))
+	synctest.Test(t, func(t *testing.T) {
+		logger, broker := watermill.NewCaptureLogger(), newBroker()
+		retry := newRetry(t, broker, withLogger(logger),
+			policyFor(selector{Handler: "mial", Queue: "mails"}, backoff.None{}),
+			policyFor(selector{Queue: "orders"}, backoff.None{}),
+			policyFor(selector{Error: middleware.NetworkErrors()}, backoff.None{}))
+		handle := map[string]func(){}
+		for _, name := range []string{"mail", "orders"} {
+			h := retry.Middleware(succeeds)
+			handle[name] = func() {
+				broker.Run(h, middlewaretest.NewMessage(delivery{Handler: name, Queue: name}, nil))
+			}
 		}
-	}
-	lines := func() (selectors []any) {
-		for _, line := range logger.Captured()[watermill.ErrorLogLevel] {
-			selectors = append(selectors, line.Fields["selector"])
+		lines := func() (selectors []any) {
+			for _, line := range logger.Captured()[watermill.ErrorLogLevel] {
+				selectors = append(selectors, line.Fields["selector"])
+			}
+			return selectors
 		}
-		return selectors
-	}
-	handle["mail"]()
-	handle["mail"]()
-	assert.Empty(t, lines(), "the other handler may be the one")
-	handle["orders"]()
-	handle["orders"]()
-	assert.Equal(t, []any{`handler "mial", queue "mails"`}, lines())
+		handle["mail"]()
+		time.Sleep(time.Hour)
+		assert.Empty(t, lines(), "the other handler may be the one")
+		handle["orders"]()
+		assert.Empty(t, lines(), "the router may start another one")
+		time.Sleep(time.Hour)
+		handle["orders"]()
+		assert.Equal(t, []any{`handler "mial", queue "mails"`}, lines())
+	})
 }

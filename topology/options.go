@@ -277,9 +277,10 @@ func WithDrainTimeout(d time.Duration) SubscriberOption {
 }
 
 // WithOldInstances says that instances of watermill-amqp consume the same queue, during a rollout.
-// Each of their nacks counts in a quorum queue as the end of a process does (F34), so the guard
-// against messages that end the process is off: it would set aside, and at last dead-letter, a
-// message that only fails in old instances. Remove the option as soon as no such instance is left.
+// Before RabbitMQ 4.3 each of their nacks counts in a quorum queue as the end of a process does
+// (F34). So the guard against messages that end the process only keeps messages from the delivery
+// limit: it would set aside, and at last dead-letter, a message that only fails in old instances.
+// Remove the option as soon as no such instance is left.
 //
 // Without a DelayedRetry, as in the first step of adopting this library without millpond's
 // RolloutMarshaler, a message that the router nacks goes straight back to its queue, as with

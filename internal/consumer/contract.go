@@ -109,10 +109,14 @@ type Config struct {
 	DrainTimeout   time.Duration // bounds the wait for messages in progress at the end
 	HandlerWarning time.Duration // logs a handler that does not return. Default: never
 	Timestamps     TimestampWindow
-	// OldInstances says that other clients consume the queue, too. Their nacks count as the ends of
-	// processes do, so the crash guard is off. Without Retries a nacked message goes straight back.
+	// OldInstances says that other clients consume the queue, too. Before RabbitMQ 4.3 their nacks count
+	// as the ends of processes do, so the crash guard only keeps messages from their delivery limit.
+	// Without Retries it is off, and a nacked message goes straight back.
 	OldInstances bool
 }
+
+// givesStraightBack reports whether a nacked message goes straight back to its queue.
+func (c *Config) givesStraightBack() bool { return c.OldInstances && len(c.Retries) == 0 }
 
 // Consume are the settings of the AMQP consumer.
 type Consume struct {

@@ -76,7 +76,7 @@ const (
 func (s *Subscription) judge(c *Channel, raw *amqp.Delivery) verdict {
 	_, marked := raw.Headers[keys.Interruptions]
 	switch {
-	case !marked && !raw.Redelivered || s.cfg.OldInstances:
+	case !marked && !raw.Redelivered || s.cfg.givesStraightBack():
 		return innocent
 	case !marked && c.Rejected != nil:
 		return judgeRejected(raw, c.Deliveries)
@@ -89,7 +89,14 @@ func (s *Subscription) judge(c *Channel, raw *amqp.Delivery) verdict {
 	// the clocks of other hosts.
 	held := c.NackCounts && !state.WaitingSince.IsZero() &&
 		clock.Now().Sub(state.WaitingSince) >= c.hold/2
-	return judge(raw, state.Interruptions, &c.Limits, held)
+	v := judge(raw, state.Interruptions, &c.Limits, held)
+	if s.cfg.OldInstances { // they may have nacked it: only a limit that is known counts
+		if c.Deliveries == NoLimit || 2*DeliveryCount(raw) < int64(c.Deliveries) {
+			return innocent
+		}
+		return endangered
+	}
+	return v
 }
 
 // judge is pure. Only quorum queues count deliveries. A count on a message that was not
@@ -209,7 +216,7 @@ func (d *delivery) guardFields() watermill.LogFields {
 // never snoozed here.
 func (d *delivery) counted() bool {
 	return d.astray == nil && d.on.NackCounts && (interrupted(&d.raw) || d.State.Interruptions > 0) &&
-		!d.sub.cfg.OldInstances && !d.on.ch.IsClosed()
+		!d.sub.cfg.givesStraightBack() && !d.on.ch.IsClosed()
 }
 
 // putBack brings a delivery back to its queue for a reason that must not count against the

@@ -44,8 +44,7 @@ func (d *delivery) nacked() {
 		d.observeRequeued(context.Cause(d.ctx), 0, 0)
 		return
 	}
-	hard := d.sub.cfg.OldInstances && len(d.sub.cfg.Retries) == 0
-	if d.sub.stop.Err() != nil || hard {
+	if d.sub.stop.Err() != nil || d.sub.cfg.givesStraightBack() {
 		if !d.putBack() {
 			d.observeRequeued(errNacked, 0, 0)
 		}

@@ -56,8 +56,7 @@ var bugs = []bug{
 			file: "topology/subscriber.go", old: "OldInstances: o.oldInstances,",
 			new: "OldInstances: true,",
 		}, {
-			file: "internal/consumer/decisions.go",
-			old:  "d.sub.cfg.OldInstances && len(d.sub.cfg.Retries) == 0", new: "true",
+			file: "internal/consumer/contract.go", old: "c.OldInstances && len(c.Retries) == 0", new: "true",
 		}},
 	},
 	{

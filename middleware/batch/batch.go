@@ -35,8 +35,8 @@ import (
 // A panic is a *middleware.PanicError.
 //
 // A message whose context ends while it waits leaves its batch. While handle runs, all its messages
-// wait for it, so handle should watch the context of its first message. Calls of handle overlap if
-// the concurrency is larger than most. Use a Handler for one handler of the router only.
+// wait for it, so handle should watch the context of its first message. Calls of handle may overlap.
+// Use a Handler for one handler of the router only.
 func Handler(
 	most int, within time.Duration, handle func([]*message.Message) []error,
 ) message.NoPublishHandlerFunc {
@@ -63,14 +63,14 @@ type batch struct {
 
 // join returns when the message was handled, or has left its batch.
 func (c *collector) join(msg *message.Message) error {
-	result := make(chan error, 1)
+	ctx, result := msg.Context(), make(chan error, 1) // handle may set another context
 	b := c.add(msg, result)
 	select {
 	case err := <-result:
 		return err
-	case <-msg.Context().Done():
+	case <-ctx.Done():
 		if c.leave(b, msg) {
-			return context.Cause(msg.Context())
+			return context.Cause(ctx)
 		}
 		return <-result
 	}

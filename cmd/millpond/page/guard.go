@@ -155,17 +155,30 @@ func (g *guard) who(r *http.Request) (identity, bool) {
 	if len(g.accounts) == 0 {
 		return identity{"local", RoleRead}, true
 	}
-	key := cookieOf(r)
-	if _, _, ok := secretIn(r); ok {
-		key = r.Header.Get("Authorization")
+	if who, ok := r.Context().Value(admittedKey{}).(identity); ok {
+		return who, true
 	}
+	key := sessionOf(r, cookieOf(r))
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	s, ok := g.sessions[sha256.Sum256([]byte(key))]
+	s, ok := g.sessions[key]
 	if !ok || time.Now().After(s.until) {
 		return identity{}, false
 	}
 	return s.identity, true
+}
+
+// admittedKey is the key of the identity of a request whose header was right.
+type admittedKey struct{}
+
+// sessionOf returns the key of the session of a request with that cookie, which is random: a guess
+// finds no session, neither by a cookie nor by a header, and so waits for the pause.
+func sessionOf(r *http.Request, cookie string) [sha256.Size]byte {
+	header := ""
+	if _, _, ok := secretIn(r); ok {
+		header = r.Header.Get("Authorization")
+	}
+	return sha256.Sum256([]byte(cookie + "\x00" + header))
 }
 
 // secretIn returns the name and the secret in the header of a request.
@@ -176,17 +189,13 @@ func secretIn(r *http.Request) (name, secret string, ok bool) {
 	return name, secret, ok
 }
 
-// admits begins a session for the header of a request, if its secret is right.
-func (g *guard) admits(r *http.Request) bool {
+// admits returns the account of the header of a request, if its secret is right.
+func (g *guard) admits(r *http.Request) (who identity, ok bool) {
 	name, secret, ok := secretIn(r)
 	if !ok || g.authorize != nil {
-		return false
+		return who, false
 	}
-	who, ok := g.check(r.Context(), name, secret)
-	if ok {
-		g.begin(r.Header.Get("Authorization"), who)
-	}
-	return ok
+	return g.check(r.Context(), name, secret)
 }
 
 // check returns the account with this secret. A token needs no name. It compares after a pause, so
@@ -220,8 +229,8 @@ func (g *guard) check(ctx context.Context, name, secret string) (found identity,
 	return found, ok
 }
 
-// begin makes a session for a cookie or a header. The oldest one ends if there are too many.
-func (g *guard) begin(key string, who identity) {
+// begin makes a session. The oldest one ends if there are too many.
+func (g *guard) begin(key [sha256.Size]byte, who identity) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if len(g.sessions) >= maxSessions {
@@ -234,13 +243,13 @@ func (g *guard) begin(key string, who identity) {
 		}
 		delete(g.sessions, oldest)
 	}
-	g.sessions[sha256.Sum256([]byte(key))] = session{who, time.Now().Add(sessionLife)}
+	g.sessions[key] = session{who, time.Now().Add(sessionLife)}
 }
 
 func (g *guard) finish(r *http.Request) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	delete(g.sessions, sha256.Sum256([]byte(cookieOf(r))))
+	delete(g.sessions, sessionOf(r, cookieOf(r)))
 }
 
 // byForm reports whether there are tokens, which a browser asks for with the form of the page.

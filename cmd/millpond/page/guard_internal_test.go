@@ -2,6 +2,8 @@ package page
 
 import (
 	"context"
+	"net/http"
+	"net/http/httptest"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -33,4 +35,32 @@ func TestAPauseEndsWithItsRequest(t *testing.T) {
 		require.True(t, ok)
 		require.Equal(t, 510*time.Millisecond, time.Since(began))
 	})
+}
+
+// Given a person whose browser sends name and password in a header, then a guess of that header
+// finds no session, neither in a header nor in a cookie, and so waits for the pause.
+func TestNoGuessFindsASession(t *testing.T) {
+	t.Parallel()
+	g, err := newGuard(Config{Accounts: []Account{{Name: "ada", Secret: "correct horse", Role: RoleAct}}})
+	require.NoError(t, err)
+	request := func(cookie, header string) *http.Request {
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r.AddCookie(&http.Cookie{Name: cookieName(r), Value: cookie})
+		r.Header.Set("Authorization", header)
+		return r
+	}
+	const right = "Basic YWRhOmNvcnJlY3QgaG9yc2U="
+	r := request("random", right)
+	who, ok := g.admits(r)
+	require.True(t, ok)
+	g.begin(sessionOf(r, "random"), who)
+	_, ok = g.who(r)
+	require.True(t, ok)
+	for cookie, header := range map[string]string{"another": right, right: "", "random": ""} {
+		_, ok = g.who(request(cookie, header))
+		require.False(t, ok, "%q %q", cookie, header)
+	}
+	g.finish(r)
+	_, ok = g.who(r)
+	require.False(t, ok)
 }

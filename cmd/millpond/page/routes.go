@@ -138,6 +138,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "too many requests at once: try again", http.StatusServiceUnavailable)
 		return
 	}
+	if !known { // a stranger that reads no answer does not keep the place
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeLimit))
+	}
 	v := visit{nonce: randomText(), cookie: cookieOf(r)}
 	secure(w.Header(), v.nonce)
 	if r.TLS != nil {
@@ -162,22 +165,26 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		path = path[len(h.base):]
 	}
 	if !known && !strings.HasPrefix(path, "/static/") {
-		if !h.guard.admits(r) {
+		if who, known = h.guard.admits(r); !known {
 			h.login(w, in(), path)
 			return
 		}
 		leave()
-		h.ServeHTTP(w, r) // it is known now
+		ctx := context.WithValue(r.Context(), admittedKey{}, who)
+		h.ServeHTTP(w, r.WithContext(ctx)) // in a place of the others
 		return
 	}
 	v.who = who
-	if v.cookie == "" {
+	if known && v.cookie == "" { // a page elsewhere may ask for a file of /static/ without the cookie
 		v.cookie = randomText()
 		h.setCookie(w, r, v.cookie)
 	}
+	if r.Context().Value(admittedKey{}) != nil {
+		h.guard.begin(sessionOf(r, v.cookie), who)
+	}
 	r = in()
 	r.URL.Path, r.URL.RawPath = path, ""
-	if path != "/events" {
+	if known && path != "/events" {
 		ctx, cancel := context.WithTimeout(r.Context(), requestLimit)
 		defer cancel()
 		r = r.WithContext(ctx)
@@ -220,12 +227,15 @@ func (h *Handler) login(w http.ResponseWriter, r *http.Request, path string) {
 		r.Body = http.MaxBytesReader(w, r.Body, maxForm)
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(loginLimit))
 		wrong = true
-		if r.ParseForm() == nil {
+		parsed := r.ParseForm() == nil
+		_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
+		if parsed {
 			who, ok := h.guard.check(r.Context(), strings.TrimSpace(r.PostForm.Get("name")),
 				strings.TrimSpace(r.PostForm.Get("secret")))
 			if ok {
 				cookie := randomText()
-				h.guard.begin(cookie, who)
+				r.Header.Del("Authorization")
+				h.guard.begin(sessionOf(r, cookie), who)
 				h.setCookie(w, r, cookie)
 				http.Redirect(w, r, h.base+"/", http.StatusSeeOther)
 				return
