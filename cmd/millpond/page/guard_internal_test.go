@@ -41,7 +41,8 @@ func TestAPauseEndsWithItsRequest(t *testing.T) {
 // finds no session, neither in a header nor in a cookie, and so waits for the pause.
 func TestNoGuessFindsASession(t *testing.T) {
 	t.Parallel()
-	g, err := newGuard(Config{Accounts: []Account{{Name: "ada", Secret: "correct horse", Role: RoleAct}}})
+	ada := Account{Name: "ada", Secret: "correct horse", Role: RoleAct}
+	g, err := newGuard(Config{Accounts: []Account{ada}})
 	require.NoError(t, err)
 	request := func(cookie, header string) *http.Request {
 		r := httptest.NewRequest(http.MethodGet, "/", nil)
