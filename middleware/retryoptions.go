@@ -200,8 +200,8 @@ func WithLogger(logger watermill.LoggerAdapter) Option {
 // the republisher. One that is among both is told once, unless its values cannot be compared, as
 // those of ObserverFunc cannot. A Subscriber that was made with the DelayedRetry tells them its own
 // decisions, too. News of brakes and of stranded queues are the Client's: an observer of everything
-// belongs to topology.WithObserver. If two DelayedRetry are around a handler, the observers of the deciding one are
-// told.
+// belongs to topology.WithObserver. If two DelayedRetry are around a handler, the observers of the
+// deciding one are told.
 //
 // WithDeadLetterHook has the history and the message of a dead letter. An Event has neither,
 // because there is one for each message.

@@ -109,9 +109,9 @@ type Config struct {
 	DrainTimeout   time.Duration // bounds the wait for messages in progress at the end
 	HandlerWarning time.Duration // logs a handler that does not return. Default: never
 	Timestamps     TimestampWindow
-	// OldInstances says that other clients consume the queue, too. Before RabbitMQ 4.3 their nacks count
-	// as the ends of processes do, so the crash guard only keeps messages from their delivery limit.
-	// Without Retries it is off, and a nacked message goes straight back.
+	// OldInstances says that other clients consume the queue, too. Before RabbitMQ 4.3 their nacks
+	// count as the ends of processes do, so the crash guard only keeps messages from their delivery
+	// limit. Without Retries it is off, and a nacked message goes straight back.
 	OldInstances bool
 }
 

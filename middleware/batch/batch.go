@@ -35,8 +35,8 @@ import (
 // A panic is a *middleware.PanicError.
 //
 // A message whose context ends while it waits leaves its batch. While handle runs, all its messages
-// wait for it, so handle should watch the context of its first message. Calls of handle may overlap.
-// Use a Handler for one handler of the router only.
+// wait for it, so handle should watch the context of its first message. Calls of handle may
+// overlap. Use a Handler for one handler of the router only.
 func Handler(
 	most int, within time.Duration, handle func([]*message.Message) []error,
 ) message.NoPublishHandlerFunc {
