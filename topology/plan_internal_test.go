@@ -2,10 +2,12 @@ package topology
 
 import (
 	"crypto/tls"
+	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/components/delay"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -274,6 +276,20 @@ func followRounds(
 		waits, rounds, hops = waits+route.Delay, rounds+1, hops+route.Hops
 	}
 	return waits, rounds, hops
+}
+
+// Given a Client whose Subscribers need more than 200 queues, then one line says so.
+func TestManyQueuesAreNamedOnce(t *testing.T) {
+	t.Parallel()
+	logger := watermill.NewCaptureLogger()
+	c := &Client{planned: map[string]bool{}, opts: clientOptions{logger: logger}}
+	policy := backoff.List{time.Second, 5 * time.Second, 30 * time.Second}
+	for n := range 60 { // four queues each
+		plan, err := PlanFor(PerQueue{}, fmt.Sprint("orders-", n), policy)
+		require.NoError(t, err)
+		c.countQueues(plan)
+		require.Equal(t, 4*(n+1) > 200, len(logger.Captured()[watermill.ErrorLogLevel]) == 1)
+	}
 }
 
 // anyDelay returns a delay of at least a second in whole milliseconds. Short ones are as likely as
