@@ -97,9 +97,9 @@ func (r *DelayedRetry) tellDead(ctx context.Context, dead DeadLetter) {
 // owns the slice.
 func (r *DelayedRetry) Policies() []backoff.Policy { return r.limits.policies() }
 
-// PoliciesFor returns the policies that the messages of a queue and topic may ask, for the plan of
-// that queue: those of WithPolicyFor whose Queue and Topic fit, and the policy of NewDelayedRetry
-// unless one of them is for all failures there. The caller owns the slice.
+// PoliciesFor returns the policies that the messages of a queue and topic may ask, as
+// topology.PlanFor takes them: those of WithPolicyFor whose Queue and Topic fit, and the policy of
+// NewDelayedRetry unless one of them is for all failures there. The caller owns the slice.
 func (r *DelayedRetry) PoliciesFor(queue, topic string) (found []backoff.Policy) {
 	for _, rule := range r.limits.rules {
 		if !anyOr(rule.Queue, queue) || !anyOr(rule.Topic, topic) {

@@ -1,7 +1,6 @@
 package middleware
 
 import (
-	"errors"
 	"slices"
 	"strconv"
 	"strings"
@@ -10,6 +9,8 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
+
+	"github.com/millpond-go/millpond/internal/seam"
 )
 
 // selected finds the selectors that match no handler, as one with a misspelled name does. The name
@@ -62,11 +63,9 @@ func (s *selected) warn(r *DelayedRetry) {
 		}
 		s.warned = append(s.warned, name)
 		r.logger.Error("Warning: a selector matches no handler that runs, so its policy or budget is "+
-			"never used: correct its names", errNoMatch, watermill.LogFields{"selector": name})
+			"never used: correct its names", seam.ErrNotYet, watermill.LogFields{"selector": name})
 	}
 }
-
-var errNoMatch = errors.New("nothing has failed yet")
 
 // selectors returns the rules of WithPolicyFor and WithBudget.
 func (r *DelayedRetry) selectors() []rule {

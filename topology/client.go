@@ -150,7 +150,7 @@ func (c *Client) countQueues(plan Plan) {
 	if before <= manyQueues && n > manyQueues {
 		c.opts.logger.Error("Warning: the Subscribers of this client need many queues: use "+
 			"topology.Shared, whose wait queues serve all queues, give handlers the same delays, or name "+
-			"Queue or Topic in the Selector of a policy", consumer.ErrNotYet,
+			"Queue or Topic in the Selector of a policy", seam.ErrNotYet,
 			watermill.LogFields{"queues": n, "many": manyQueues})
 	}
 }
@@ -310,7 +310,7 @@ func (c *Client) lookForStranded(queue string) {
 		case isCode(err, amqp.AccessRefused):
 			c.opts.logger.Error("Warning: the user may not look at the stranded queue, so stranded "+
 				"messages are not logged: grant the configure permission for the queue, or watch its depth",
-				consumer.ErrNotYet,
+				seam.ErrNotYet,
 				watermill.LogFields{"queue": queue, "err": err.Error()})
 			return
 		case err != nil:

@@ -15,6 +15,7 @@ import (
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/publisher"
+	"github.com/millpond-go/millpond/internal/seam"
 )
 
 // channelRunner runs a function on its own channel, because an error of the broker closes the
@@ -76,7 +77,7 @@ func declare(
 			return err
 		}
 		logger.Error("Warning: the queue exists with other arguments than the plan has; it is used "+
-			"unchanged", consumer.ErrNotYet,
+			"unchanged", seam.ErrNotYet,
 			watermill.LogFields{
 				"queue": q.Name, "argument": conflict.Argument, "wanted": conflict.Wanted,
 				"found": conflict.Found,

@@ -13,6 +13,7 @@ import (
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/internal/seam"
 )
 
 // factsTimeout bounds the questions of Subscribe to the management API.
@@ -164,7 +165,7 @@ func (s *source) warnLimit(f *audit.Facts) {
 		s.logger.Error("Warning: the management API of WithManagement shows no policies, of which one "+
 			"may set a delivery limit of the queue: look at its URL and at the user's tag; until then a "+
 			"message whose process or connection has ended twice is snoozed for a second and tried alone",
-			cmp.Or(f.PolicyErr, consumer.ErrNotYet), nil)
+			cmp.Or(f.PolicyErr, seam.ErrNotYet), nil)
 	case limit == consumer.NoLimit:
 		s.logger.Info("The queue has no delivery limit, but only the management API shows whether a "+
 			"policy sets one: without topology.WithManagement a message whose process or connection has "+
@@ -172,7 +173,7 @@ func (s *source) warnLimit(f *audit.Facts) {
 	default:
 		s.logger.Error("Warning: a delivery limit of the queue may be set that cannot be seen without "+
 			"WithManagement, so it is taken for a small one: a message whose process or connection has "+
-			"ended twice is snoozed for a second and tried alone", consumer.ErrNotYet, nil)
+			"ended twice is snoozed for a second and tried alone", seam.ErrNotYet, nil)
 	}
 }
 
@@ -187,10 +188,10 @@ func (s *source) warn(f *audit.Facts, d *audit.Drop) {
 	if s.plan.rejects() && s.subscriber.client.opts.management.Ask == nil {
 		s.logger.Error("Warning: policies cannot be seen without WithManagement: a policy may end the "+
 			"delayed retry of the queue, so that rejected messages come back at once, or lower its "+
-			"delivery limit; use WithManagement", consumer.ErrNotYet, nil)
+			"delivery limit; use WithManagement", seam.ErrNotYet, nil)
 	}
 	for _, h := range hazards {
-		s.logger.Error("Warning: an argument of the queue takes messages out of it", consumer.ErrNotYet,
+		s.logger.Error("Warning: an argument of the queue takes messages out of it", seam.ErrNotYet,
 			watermill.LogFields{"argument": h.Argument, "consequence": h.Text})
 	}
 	switch f.Kind {
@@ -198,27 +199,27 @@ func (s *source) warn(f *audit.Facts, d *audit.Drop) {
 		s.logger.Error("Warning: the type of the queue is not known, because the user may not read the "+
 			"queue or its name is too long for the broker's answer; if it is a quorum queue, messages "+
 			"that wait in classic queues are lost in a restart of the broker, and a delivery limit may "+
-			"drop messages; use WithManagement", consumer.ErrNotYet, nil)
+			"drop messages; use WithManagement", seam.ErrNotYet, nil)
 	case audit.Classic:
 		s.logger.Error("Warning: the queue is a classic one, which has no copy on another node and "+
 			"counts no deliveries, so that a message that kills the process comes back forever; declare "+
-			"new queues with Queue.Arguments x-queue-type quorum", consumer.ErrNotYet, nil)
+			"new queues with Queue.Arguments x-queue-type quorum", seam.ErrNotYet, nil)
 	}
 	if f.LosesInRestarts(s.plan.Audited()) {
 		s.logger.Error("Warning: messages that wait in a classic queue are lost if their wait ends "+
 			"while the broker restarts, because their quorum queue is not up yet; use topology.Quorum",
-			consumer.ErrNotYet, nil)
+			seam.ErrNotYet, nil)
 	}
 	if f.LosesDelayed(s.plan.Audited()) {
 		s.logger.Error("Warning: messages that wait in a delayed-message exchange are lost if their "+
 			"wait ends while the broker restarts, because their quorum queue is not up yet; use another "+
-			"strategy, or a classic queue", consumer.ErrNotYet, nil)
+			"strategy, or a classic queue", seam.ErrNotYet, nil)
 	}
 	if s.held != nil && s.plan.Line == "" && !s.plan.rejects() {
 		s.logger.Error("Warning: the queue holds rejected messages, as for native.Strategy, so its "+
 			"delivery count is taken for failed attempts: a process that ends counts as one for each "+
 			"message that it had; if no instance uses Native any more, set a policy with "+
-			"delayed-retry-type disabled and use WithManagement", consumer.ErrNotYet, nil)
+			"delayed-retry-type disabled and use WithManagement", seam.ErrNotYet, nil)
 	}
 	if s.held == nil && s.plan.Line == "" && !s.subscriber.opts.oldInstances {
 		s.warnLimit(f)
@@ -227,7 +228,7 @@ func (s *source) warn(f *audit.Facts, d *audit.Drop) {
 		s.logger.Error("Warning: the broker drops a message of the queue silently when the message was "+
 			"given back more often than the delivery limit allows, because the queue has no dead-letter "+
 			"target; run the command, or if a policy already applies to the queue, add the definition to "+
-			"that policy", consumer.ErrNotYet,
+			"that policy", seam.ErrNotYet,
 			watermill.LogFields{
 				"limit": d.Limit, "unless": d.Unless, "missing": d.Missing,
 				"command": d.Command, "safe_for": d.Endures,

@@ -278,18 +278,18 @@ func (s *Subscriber) warnings(
 	}
 	if again := s.cfg.queueName(topic); again != plan.Queue {
 		logger.Error("Warning: the name of the queue changes with every call; messages that wait for "+
-			"it are held or lost when the process is gone", consumer.ErrNotYet, nil)
+			"it are held or lost when the process is gone", seam.ErrNotYet, nil)
 	}
 	if r := plan.Via; r != nil {
 		logger.Error("Warning: retries come back through an exchange: every other queue that is bound "+
 			"there for the routing key gets each retry, too, as a new message, which watermill-amqp's "+
-			"own Subscriber cannot decode", consumer.ErrNotYet,
+			"own Subscriber cannot decode", seam.ErrNotYet,
 			watermill.LogFields{"exchange": strings.Join(r.Exchanges, ", ")})
 	}
 	if plan.rejects() && !slices.ContainsFunc(delays, plan.holds) {
 		logger.Error("Warning: no delay of the policy is known that the queue itself can hold a message "+
 			"for, so that every failed message takes a wait queue: use backoff.Linear with the Min of "+
-			"native.Strategy as Initial and Step, or another strategy", consumer.ErrNotYet,
+			"native.Strategy as Initial and Step, or another strategy", seam.ErrNotYet,
 			watermill.LogFields{"min": plan.RejectMin, "max": plan.RejectMax, "delays": delays})
 	}
 	if gaps := plan.gaps(); len(gaps) > 0 {

@@ -83,20 +83,25 @@ func (s *Subscription) judge(c *Channel, raw *amqp.Delivery) verdict {
 	case !interrupted(raw) && !s.cfg.Waits.waited(raw):
 		return innocent
 	}
+	if s.cfg.OldInstances {
+		return judgeBesideOld(raw, c.Deliveries)
+	}
 	state := State(s.cfg.Queue, raw)
 	// Before RabbitMQ 4.3 the end of a hold counts like a crash (F34). The wait has reset the count,
 	// so a hold can only have ended since then. Half of a hold allows for its last pause and for
 	// the clocks of other hosts.
 	held := c.NackCounts && !state.WaitingSince.IsZero() &&
 		clock.Now().Sub(state.WaitingSince) >= c.hold/2
-	v := judge(raw, state.Interruptions, &c.Limits, held)
-	if s.cfg.OldInstances { // they may have nacked it: only a limit that is known counts
-		if c.Deliveries == NoLimit || 2*DeliveryCount(raw) < int64(c.Deliveries) {
-			return innocent
-		}
+	return judge(raw, state.Interruptions, &c.Limits, held)
+}
+
+// judgeBesideOld decides beside old instances. Before RabbitMQ 4.3 their nacks count as the ends of
+// processes do, so a count says only how near the delivery limit is.
+func judgeBesideOld(raw *amqp.Delivery, limit int) verdict {
+	if interrupted(raw) && 2*DeliveryCount(raw) >= int64(limit) {
 		return endangered
 	}
-	return v
+	return innocent
 }
 
 // judge is pure. Only quorum queues count deliveries. A count on a message that was not

@@ -167,3 +167,29 @@ func TestTurnsComeInOrder(t *testing.T) {
 	var none *turn
 	none.leave()
 }
+
+// Given old instances beside this one, whose nacks raise the count, then a message is no suspect.
+// It is kept from the delivery limit.
+func TestBesideOldInstancesOnlyTheLimitCounts(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		redelivered bool
+		count       int64
+		limit       int
+		want        verdict
+	}{
+		"far from the limit":     {true, 9, 20, innocent},
+		"half of the limit":      {true, 10, 20, endangered},
+		"no limit":               {true, 1000, NoLimit, innocent},
+		"a count of a producer":  {false, 1000, 20, innocent},
+		"a limit of one":         {true, 1, 1, endangered},
+		"not yet given back":     {true, 0, 20, innocent},
+		"far beyond the limit":   {true, 1000, 20, endangered},
+		"nearly half of it, odd": {true, 4, 9, innocent},
+	} {
+		raw := &amqp.Delivery{
+			Redelivered: c.redelivered, Headers: amqp.Table{"x-delivery-count": c.count},
+		}
+		require.Equal(t, c.want, judgeBesideOld(raw, c.limit), name)
+	}
+}

@@ -55,7 +55,7 @@ func (d *delivery) nacked() {
 			d.sub.logger.Error("Warning: a message was nacked that has not passed the middleware of the "+
 				"Subscriber's DelayedRetry, so it comes back each second, and no attempt is counted: add "+
 				"the middleware to the router or to the handler, or find the one outside it that fails",
-				ErrNotYet, d.logFields())
+				seam.ErrNotYet, d.logFields())
 		})
 	}
 	state := d.snoozed()
@@ -173,13 +173,10 @@ func (d *delivery) observeRequeued(err error, tries int, held time.Duration) {
 func (d *delivery) logFields() watermill.LogFields {
 	ids := d.IDsThen()
 	if ids.Message == "" {
-		ids.Message, _ = d.raw.Headers[wamqpUUID].(string)
+		ids.Message, _ = d.raw.Headers[wire.UUIDHeader].(string)
 	}
 	return d.LogFields(ids)
 }
-
-// wamqpUUID is amqp.DefaultMessageUUIDHeaderKey of watermill-amqp.
-const wamqpUUID = "_watermill_message_uuid"
 
 // contextOfUser returns the context for observers and hooks. It is not the context of the
 // message, because the handler may be writing that.

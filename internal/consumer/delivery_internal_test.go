@@ -14,6 +14,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/publisher"
+	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology/wait"
 )
@@ -468,6 +469,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // its marshaler sees it, then its lines have the UUID.
 func TestALineNamesAMessageThatIsNotDecoded(t *testing.T) {
 	t.Parallel()
-	d := fuzzedDelivery(t, testWaits(Via{}), amqp.Delivery{Headers: amqp.Table{wamqpUUID: "u-7"}})
+	raw := amqp.Delivery{Headers: amqp.Table{wire.UUIDHeader: "u-7"}}
+	d := fuzzedDelivery(t, testWaits(Via{}), raw)
 	require.Equal(t, "u-7", d.logFields()["message_id"])
 }

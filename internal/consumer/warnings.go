@@ -2,18 +2,15 @@ package consumer
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
-)
 
-// ErrNotYet is the error of a log line that warns. Watermill's loggers have no level for that, and
-// some adapters show errors alone.
-var ErrNotYet = errors.New("nothing has failed yet")
+	"github.com/millpond-go/millpond/internal/seam"
+)
 
 // inHand are the messages that handlers or the marshaler have. One goroutine of each Subscription
 // watches all of them.
@@ -255,12 +252,12 @@ func (r *Rounding) Note(
 	fields := watermill.LogFields{"asked": asked, "delay": given, "delays_asked": r.asked}
 	if waits.Resolution > 0 {
 		logger.Error("Warning: a delay is rounded up by more than a tenth to a multiple of the "+
-			"resolution; give topology.Levels a smaller Resolution", ErrNotYet,
+			"resolution; give topology.Levels a smaller Resolution", seam.ErrNotYet,
 			fields.Add(watermill.LogFields{"resolution": waits.Resolution}))
 		return
 	}
 	logger.Error("Warning: a delay is rounded up by more than a tenth, because it has no wait "+
-		"step; "+way, ErrNotYet, fields.Add(watermill.LogFields{"wait_steps": waits.Steps}))
+		"step; "+way, seam.ErrNotYet, fields.Add(watermill.LogFields{"wait_steps": waits.Steps}))
 }
 
 // noteRounding notes a delay that a DelayedRetry has asked for. The Subscriber may not know the

@@ -2,6 +2,7 @@ package seam
 
 import (
 	"context"
+	"errors"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -19,6 +20,10 @@ var (
 	// a program without package topology.
 	ClientOf func(republisher any) (c Client, ok bool)
 )
+
+// ErrNotYet is the error of a log line that warns. Watermill's loggers have no level for that, and
+// some adapters show errors alone.
+var ErrNotYet = errors.New("nothing has failed yet")
 
 // Retry is what a Client needs of a DelayedRetry.
 type Retry struct {

@@ -8,6 +8,9 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
+// UUIDHeader is where watermill-amqp's marshalers keep Watermill's UUID.
+const UUIDHeader = "_watermill_message_uuid"
+
 // This file reads deliveries as amqp091-go reads them, which takes thirty allocations for one.
 
 // ReadDeliver reads the arguments of a basic.deliver into d. The names of the last delivery in d

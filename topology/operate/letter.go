@@ -12,9 +12,6 @@ import (
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
-// uuidHeader is where watermill-amqp keeps Watermill's UUID.
-const uuidHeader = "_watermill_message_uuid"
-
 // Letter is a dead letter. A field that is not known is the zero value. Its fields are as reliable
 // as its publishers: any user who may publish to the queue may write them.
 type Letter struct {
@@ -101,7 +98,7 @@ func idOf(d *amqp.Delivery) string {
 	if d.MessageId != "" {
 		return d.MessageId
 	}
-	if id, _ := d.Headers[uuidHeader].(string); id != "" && len(id) <= maxName {
+	if id, _ := d.Headers[wire.UUIDHeader].(string); id != "" && len(id) <= maxName {
 		return id
 	}
 	sum := sha256.Sum256(d.Body)

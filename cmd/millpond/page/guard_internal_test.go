@@ -12,7 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A guess learns nothing without its pause, and keeps nobody waiting when its request has ended.
+// Given guesses whose requests end during the pause, then no secret is compared, and the next login
+// waits for its own pause alone.
 func TestAPauseEndsWithItsRequest(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
