@@ -16,6 +16,7 @@ SCENARIO ?= chaos
 SEED     ?= 1
 GOLANGCI    ?= github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK ?= golang.org/x/vuln/cmd/govulncheck@v1.8.0
+GOTESTSUM   ?= gotest.tools/gotestsum@v1.13.0
 
 # The folders of all modules, as go.work lists them. Some have tests that need PostgreSQL or Chromium.
 MODULES  := $(shell sed -n 's/^\t\(\..*\)/\1/p' go.work)
@@ -36,7 +37,10 @@ test test-postgres: DATA := -memory
 test: TOGETHER := -p 3
 # The heaps of tests are small, and the race detector makes each collection dear.
 test: export GOGC ?= 300
-GOTEST   := $(GO) run ./internal/tools/gotest -count 1 -timeout 20m -parallel $(PARALLEL)
+# gotestsum prints the lines of go test, and at the end the failed tests with their output, the skipped
+# tests with their reasons, and the counts. GOTESTSUM_FORMAT=standard-verbose prints everything.
+GOTEST    = bin/gotestsum $(SUMMARY) -- -count 1 -timeout 20m -parallel $(PARALLEL)
+export GOTESTSUM_FORMAT ?= standard-quiet
 RACE     := -race -vet=off -ldflags=-w
 # Programs that tests build share the packages that are compiled for the tests.
 test: export GOFLAGS += -race -ldflags=-w
@@ -49,28 +53,31 @@ test: export GORACE ?= atexit_sleep_ms=10
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 
+bin/gotestsum:
+	@GOFLAGS= GOBIN='$(CURDIR)/bin' $(GO) install $(GOTESTSUM)
+
 demo: DATA := $(if $(MILLPOND_DELAYED_PLUGIN),$(if $(findstring delayed,$(ARGS)),-delayed))
 demo: ## run the example on a RabbitMQ that it starts; installs what is missing
 	@test -n "$$AMQP_URL" || $(INSTALL) broker
 	@$(WITHBROKER) $(GO) run ./examples/webhooks $(ARGS)
 
-test: ## run all tests with -race on a real RabbitMQ; installs what is missing
+test: bin/gotestsum ## run all tests with -race on a real RabbitMQ; installs what is missing
 	@$(INSTALL) compiler broker
 	@$(WITHBROKER) $(GOTEST) $(TOGETHER) -vet=off $(TESTARGS) $(PKG)
 
 test-matrix: ## run all tests on RabbitMQ 3.10 (the installed one), 4.0 and 4.3; ends with a table
 	@sh internal/tools/matrix.sh $(MAKE) --no-print-directory test
 
-test-postgres: ## run the tests that need PostgreSQL beside RabbitMQ; installs what is missing
+test-postgres: bin/gotestsum ## run the tests that need PostgreSQL beside RabbitMQ; installs what is missing
 	@$(INSTALL) compiler broker postgres
 	@MILLPOND_REQUIRE_POSTGRES=1 $(if $(PGHOST),,pg_virtualenv -t) env $(WITHBROKER) $(GOTEST) $(RACE) $(TESTARGS) $(patsubst %,%/...,$(POSTGRES))
 
-test-monitoring: ## check alerts and dashboard with a Prometheus that scrapes the example; installs what is missing
+test-monitoring: bin/gotestsum ## check alerts and dashboard with a Prometheus that scrapes the example; installs what is missing
 	@$(INSTALL) compiler broker prometheus
 	@MILLPOND_BROKER='$(BROKER)' MILLPOND_NO_BROKER= MILLPOND_REQUIRE_BROKER=1 MILLPOND_REQUIRE_PROMETHEUS=1 \
 		$(GOTEST) $(RACE) $(TESTARGS) ./examples/monitored/...
 
-test-page: ## drive millpond serve in a Chromium; installs what is missing
+test-page: bin/gotestsum ## drive millpond serve in a Chromium; installs what is missing
 	@$(INSTALL) compiler broker browser
 	@MILLPOND_BROKER='$(BROKER)' MILLPOND_NO_BROKER= MILLPOND_REQUIRE_BROKER=1 MILLPOND_REQUIRE_CHROMIUM=1 \
 		$(GOTEST) $(TESTARGS) $(PAGETEST)
@@ -79,10 +86,11 @@ world: ## build a virtual host with twelve services and all kinds of trouble, un
 	@MILLPOND_BROKER='$(BROKER)' MILLPOND_NO_BROKER= MILLPOND_REQUIRE_BROKER=1 MILLPOND_WORLD=1 \
 		$(GO) test -count 1 -timeout 0 -run 'TestWorld$$' -v ./cmd/millpond
 
-test-install: ## build every module by its version, from a repository that is made of this checkout
+test-install: bin/gotestsum ## build every module by its version, from a repository that is made of this checkout
 	@MILLPOND_REQUIRE_INSTALL=1 $(GOTEST) $(TESTARGS) ./internal/tools/release
 
-unit: ## run the tests that need no broker, and count the others
+unit: SUMMARY := --hide-summary skipped
+unit: bin/gotestsum ## run the tests that need no broker, and count the others
 	@AMQP_URL= MILLPOND_NO_BROKER=1 $(GOTEST) $(TESTARGS) $(PKG)
 
 fuzz: ## run every fuzz target, or those that FUZZ names, for FUZZTIME; the first finding ends it

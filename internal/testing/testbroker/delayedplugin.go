@@ -25,7 +25,7 @@ func DelayedPlugin(tb testing.TB) NodeOption {
 	}
 	option, err := WithDelayedPlugin()
 	if err != nil {
-		tb.Skip(err) // gotest counts the skipped tests by reason
+		tb.Skip(err)
 	}
 	return option
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/memnet"
 )
 
-// Gotest counts the skipped tests by reason: a reason has one text.
 const noBrokerWanted = "needs a broker, and MILLPOND_NO_BROKER is set: make test"
 
 // shared is the node of this test binary, if one was started.
