@@ -1,6 +1,7 @@
 package topology
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -180,6 +181,9 @@ func (p *Publisher) publishOne(topic string, msg *message.Message) error {
 	raw, err := p.cfg.marshal(msg)
 	if err != nil {
 		return fmt.Errorf("marshal: %w", err)
+	}
+	if len(raw.Body) > link.Copied { // after an error bytes may still leave, and msg is the caller's
+		raw.Body = bytes.Clone(raw.Body)
 	}
 	if wait > 0 {
 		return p.delayed(msg, topic, raw, wait)

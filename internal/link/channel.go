@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"maps"
-	"slices"
 	"sync"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -89,8 +88,12 @@ func (c *Confirm) Done() <-chan struct{} { return c.done }
 // Answer returns the answer after Done is closed.
 func (c *Confirm) Answer() Answer { return c.answer }
 
+// Copied is the size of the largest body that is copied when it is sent.
+const Copied = flushAt
+
 // Send publishes a message on a channel in confirm mode. It does not wait until the message is
-// written. After an error nothing was sent, or the connection is about to end.
+// written. After an error nothing was sent, or the connection is about to end. A body that is larger
+// than Copied must never change, not even after an error.
 func (c *Channel) Send(
 	exchange, routingKey string, mandatory bool, msg *amqp.Publishing,
 ) (*Confirm, error) {
@@ -99,19 +102,28 @@ func (c *Channel) Send(
 	if c.over || c.IsClosed() {
 		return nil, amqp.ErrClosed
 	}
-	c.frame = wire.AppendPublish(c.frame[:0], c.id, c.conn.Config.FrameSize, exchange, routingKey,
-		mandatory, msg)
-	err := c.conn.stream.send(c, c.frame)
-	if cap(c.frame) > flushAt {
-		c.frame = nil
-	}
-	if err != nil {
+	if err := c.write(exchange, routingKey, mandatory, msg); err != nil {
 		return nil, err
 	}
 	c.sent++
 	confirm := &Confirm{done: make(chan struct{})}
 	c.open[c.sent] = confirm
 	return confirm, nil
+}
+
+// write writes the frames of a publish. c.mu is held.
+func (c *Channel) write(exchange, routingKey string, mandatory bool, msg *amqp.Publishing) error {
+	size := c.conn.Config.FrameSize
+	if len(msg.Body) > Copied {
+		return c.conn.stream.sendPieces(c,
+			wire.PublishPieces(c.id, size, exchange, routingKey, mandatory, msg))
+	}
+	c.frame = wire.AppendPublish(c.frame[:0], c.id, size, exchange, routingKey, mandatory, msg)
+	err := c.conn.stream.send(c, c.frame)
+	if cap(c.frame) > 2*flushAt {
+		c.frame = nil
+	}
+	return err
 }
 
 // Ack acks a delivery, and with multiple all before it.
@@ -253,6 +265,10 @@ type incoming struct {
 	left     uint64 // bytes of its body
 }
 
+// reserve bounds the bytes that are allocated for the rest of a body by those that have come. With
+// the small factor of append, the buffers of a large body would be six times its size together.
+const reserve = 16
+
 // errContent says that frames of a delivery are not as they must be.
 var errContent = errors.New("a delivery of the broker cannot be read")
 
@@ -293,7 +309,7 @@ func (c *Channel) header(payload []byte) (taken bool, err error) {
 	if c.left, ok = wire.ReadProperties(payload, &c.delivery); !ok {
 		return false, errContent
 	}
-	// What a header claims is not allocated before it comes.
+	// What a header claims is allocated as it comes, see reserve.
 	c.delivery.Body = make([]byte, 0, min(c.left, maxFrame)+1)
 	return true, c.arrive()
 }
@@ -304,8 +320,13 @@ func (c *Channel) body(in io.Reader, size int) error {
 		return errContent
 	}
 	c.left -= uint64(size)
-	at := len(c.delivery.Body)
-	b := slices.Grow(c.delivery.Body, size+1)[:at+size+1] // with the end of the frame
+	b := c.delivery.Body
+	at, end := len(b), len(b)+size+1 // with the end of the frame
+	if cap(b) < end {
+		more := min(c.left, uint64(end)*reserve, 1<<30)
+		b = append(make([]byte, 0, end+int(more)), b...)
+	}
+	b = b[:end]
 	if _, err := io.ReadFull(in, b[at:]); err != nil {
 		return err
 	}

@@ -92,8 +92,10 @@ type socket struct {
 	leaving bool          // the flusher flushes in a moment
 	wake    chan struct{} // of the flusher; nil before the first release and after Close
 	closed  bool
-	pending []byte // not given to the system yet, without the goroutine's bytes
-	taken   int    // bytes that the goroutine has
+	pending [][]byte // not given to the system yet, without the goroutine's bytes
+	size    int      // of pending and ours
+	ours    []byte   // copied bytes, behind those of pending
+	taken   int      // bytes that the goroutine has
 	drained chan struct{}
 	err     error     // nothing is written any more
 	limit   time.Time // no write goes on beyond it; zero: none
@@ -122,19 +124,46 @@ func (s *socket) Write(b []byte) (int, error) {
 		return 0, s.err
 	}
 	sent := 0
-	if s.holds == 0 && len(s.pending) == 0 && s.taken == 0 {
+	if s.holds == 0 && s.size == 0 && s.taken == 0 {
 		sent = s.try(b)
 	}
 	if sent < len(b) {
-		s.pending = append(s.pending, b[sent:]...)
-		if s.holds == 0 || len(s.pending) >= flushAt {
-			s.flush()
-		}
+		s.ours = append(s.ours, b[sent:]...)
+		s.size += len(b) - sent
+		s.flushMuch()
 	}
 	if s.err != nil {
 		return 0, s.err
 	}
 	return len(b), nil
+}
+
+// keep writes pieces without copying them: they must never change.
+func (s *socket) keep(pieces [][]byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.seal()
+	s.pending = append(s.pending, pieces...)
+	for _, piece := range pieces {
+		s.size += len(piece)
+	}
+	s.flushMuch()
+	return s.err
+}
+
+// seal puts the bytes that were copied behind the pending ones. s.mu is held.
+func (s *socket) seal() {
+	if len(s.ours) > 0 {
+		s.pending = append(s.pending, s.ours)
+		s.ours = nil
+	}
+}
+
+// flushMuch flushes, unless writers bring more. s.mu is held.
+func (s *socket) flushMuch() {
+	if s.holds == 0 || s.size >= flushAt {
+		s.flush()
+	}
 }
 
 // release lets all bytes leave that were written. The flusher writes them, so that the writer goes
@@ -143,7 +172,7 @@ func (s *socket) release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.holds--
-	if s.leaving || s.closed || len(s.pending) == 0 {
+	if s.leaving || s.closed || s.size == 0 {
 		return
 	}
 	if s.wake == nil {
@@ -169,18 +198,42 @@ func (s *socket) flushWhen(wake <-chan struct{}) {
 // flush gives the pending bytes to the system, and the bytes that do not fit to a goroutine.
 // s.mu is held.
 func (s *socket) flush() {
-	if s.taken > 0 || len(s.pending) == 0 || s.err != nil {
+	if s.taken > 0 || s.size == 0 || s.err != nil {
 		return
 	}
-	sent := s.try(s.pending)
-	s.pending = s.pending[:copy(s.pending, s.pending[sent:])]
-	s.keepLittle()
-	if len(s.pending) > 0 && s.err == nil {
-		s.taken = len(s.pending)
-		s.drained = make(chan struct{})
-		go s.write(s.pending)
-		s.pending = nil
+	if len(s.pending) == 0 { // most often
+		sent := s.try(s.ours)
+		s.size -= sent
+		if s.size == 0 {
+			if s.ours = s.ours[:0]; cap(s.ours) > 4*flushAt { // of a large message
+				s.ours = nil
+			}
+			return
+		}
+		s.ours = s.ours[sent:]
 	}
+	s.seal()
+	for i, piece := range s.pending {
+		sent := s.try(piece)
+		s.size -= sent
+		if s.pending[i] = piece[sent:]; sent < len(piece) {
+			break
+		}
+	}
+	rest, size := s.take()
+	if size > 0 && s.err == nil {
+		s.taken = size
+		s.drained = make(chan struct{})
+		go s.write(rest)
+	}
+}
+
+// take returns the pending bytes, which are pending no more. s.mu is held.
+func (s *socket) take() (pieces [][]byte, size int) {
+	s.seal()
+	pieces, size = s.pending, s.size
+	s.pending, s.size = nil, 0
+	return pieces, size
 }
 
 // try gives the system as many bytes as it takes without waiting. s.mu is held.
@@ -198,39 +251,34 @@ func (s *socket) try(b []byte) (sent int) {
 	return sent
 }
 
-// write writes b, and the bytes that are pending after it.
-func (s *socket) write(b []byte) {
+// write writes the pieces, and the bytes that are pending after them.
+func (s *socket) write(pieces [][]byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer close(s.drained)
-	for rest := b; s.err == nil; {
-		if len(rest) == 0 {
-			b, s.pending = s.pending, b[:0]
-			rest, s.taken = b, len(b)
-			if s.taken == 0 {
-				s.keepLittle()
-				_ = s.SetWriteDeadline(s.limit)
-				return
+	for s.taken > 0 || s.size > 0 {
+		if s.taken == 0 {
+			pieces, s.taken = s.take()
+		}
+		for i := 0; i < len(pieces) && s.err == nil; {
+			piece := pieces[i][:min(len(pieces[i]), flushAt)]
+			_ = s.SetWriteDeadline(s.deadline())
+			s.mu.Unlock()
+			_, err := s.Conn.Write(piece)
+			s.mu.Lock()
+			if err != nil {
+				s.fail(err)
+			}
+			s.taken -= len(piece)
+			if pieces[i] = pieces[i][len(piece):]; len(pieces[i]) == 0 {
+				i++
 			}
 		}
-		piece := rest[:min(len(rest), flushAt)]
-		_ = s.SetWriteDeadline(s.deadline())
-		s.mu.Unlock()
-		_, err := s.Conn.Write(piece)
-		s.mu.Lock()
-		if err != nil {
-			s.fail(err)
+		if s.err != nil {
+			return
 		}
-		rest = rest[len(piece):]
-		s.taken = len(rest)
 	}
-}
-
-// keepLittle frees the memory that a large message has taken. s.mu is held.
-func (s *socket) keepLittle() {
-	if len(s.pending) == 0 && cap(s.pending) > 4*flushAt {
-		s.pending = nil
-	}
+	_ = s.SetWriteDeadline(s.limit)
 }
 
 func (s *socket) deadline() time.Time {
@@ -255,7 +303,7 @@ func (s *socket) fail(err error) {
 func (s *socket) backlog() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.taken == 0 || s.err != nil || len(s.pending)+s.taken < backlogLimit {
+	if s.taken == 0 || s.err != nil || s.size+s.taken < backlogLimit {
 		return nil
 	}
 	return s.drained
@@ -290,9 +338,13 @@ func (s *socket) SetDeadline(t time.Time) error {
 // Close closes the connection. Bytes that fit into the system's buffers still leave.
 func (s *socket) Close() error {
 	s.mu.Lock()
-	if s.taken == 0 && s.err == nil && len(s.pending) > 0 {
-		s.try(s.pending)
-		s.pending = nil
+	if s.taken == 0 && s.err == nil {
+		pieces, _ := s.take()
+		for _, piece := range pieces {
+			if s.try(piece) < len(piece) {
+				break
+			}
+		}
 	}
 	if s.closed = true; s.wake != nil {
 		close(s.wake)

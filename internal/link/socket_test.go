@@ -139,6 +139,7 @@ func TestBytesThatDoNotFitLeaveInTheirOrder(t *testing.T) {
 			require.NotNil(t, wait)
 			s.hold()
 			write(t, s, []byte("and "))
+			require.NoError(t, s.keep([][]byte{[]byte("again "), flood}))
 			write(t, s, []byte("end"))
 			s.release()
 			result := make(chan string)
@@ -151,7 +152,7 @@ func TestBytesThatDoNotFitLeaveInTheirOrder(t *testing.T) {
 			assert.Nil(t, s.backlog())
 			require.NoError(t, s.Close())
 			got := <-result
-			assert.True(t, got == "begin"+string(flood)+"and end", "%d bytes", len(got))
+			assert.True(t, got == "begin"+string(flood)+"and again "+string(flood)+"end", "%d bytes", len(got))
 		})
 	}
 }

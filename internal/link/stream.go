@@ -266,6 +266,24 @@ func (s *stream) send(c *Channel, frames []byte) error {
 	return err
 }
 
+// sendPieces is send for frames in pieces, which must never change. Without TLS they are not copied.
+func (s *stream) sendPieces(c *Channel, pieces [][]byte) error {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	if (*s.channels.Load())[c.id] != c {
+		return amqp.ErrClosed
+	}
+	if plain, ok := s.Conn.(*socket); ok {
+		return plain.keep(pieces)
+	}
+	for _, piece := range pieces {
+		if _, err := s.Conn.Write(piece); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // errSpeaksTLS says that the broker has answered with an alert of TLS.
 var errSpeaksTLS = errors.New("the broker speaks TLS on this port: use amqps://")
 

@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"io"
 	"net"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -100,6 +102,45 @@ func TestStreamAllocatesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}))
+}
+
+// A large body is allocated once when it is read, and not at all when its copy is sent. A header that
+// claims more than comes allocates sixteen times the bytes that have come at most.
+func TestALargeBodyIsAllocatedOnce(t *testing.T) {
+	const size = 16 << 20
+	msg := amqp.Publishing{Body: bytes.Repeat([]byte("b"), size)}
+	publish := wire.AppendPublish(nil, 1, 131072, "", "", false, &msg)
+	_, content, _ := amqpframe.Next(publish)
+	delivery := slices.Concat(amqpframe.NewMethod(1, wire.BasicDeliver, amqpframe.Short("tag"),
+		amqpframe.Long(1), []byte{0}, amqpframe.Short(""), amqpframe.Short("queue")), content)
+	c := &Channel{id: 1}
+	read := func(come int) {
+		s := streamOf(delivery[:come], false)
+		s.know(c)
+		_, err := io.ReadAll(s)
+		require.Equal(t, come < len(delivery), err != nil)
+	}
+	allocated := func(f func()) int {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		f()
+		runtime.ReadMemStats(&after)
+		return int(after.TotalAlloc - before.TotalAlloc)
+	}
+	require.Less(t, allocated(func() { read(len(delivery)) }), size*5/4)
+	require.Less(t, allocated(func() { read(300_000) }), 20*300_000)
+
+	conn, peer := net.Pipe()
+	defer peer.Close()
+	s := newStream(newSocket(conn, patience), "raw")
+	s.know(c)
+	c.conn = &Conn{Connection: &amqp.Connection{}, stream: s}
+	c.conn.Config.FrameSize = 131072
+	require.Less(t, allocated(func() { require.NoError(t, c.write("", "", false, &msg)) }), size/100)
+	sent := make([]byte, len(publish))
+	_, err := io.ReadFull(peer, sent)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(publish, sent))
 }
 
 // amqp091-go extends the deadline of reading with each frame that it sees. So it sees heartbeats

@@ -2,7 +2,9 @@ package wire
 
 import (
 	"encoding/binary"
+	"iter"
 	"math"
+	"slices"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -57,6 +59,42 @@ func AppendPublish(
 	b []byte, channel uint16, frameSize int, exchange, routingKey string, mandatory bool,
 	msg *amqp.Publishing,
 ) []byte {
+	b = appendPublishHead(b, channel, exchange, routingKey, mandatory, msg)
+	for piece := range pieces(msg.Body, frameSize) {
+		var body int
+		b, body = beginFrame(b, BodyFrame, channel)
+		b = endFrame(append(b, piece...), body)
+	}
+	return b
+}
+
+// PublishPieces returns the same bytes in pieces that share the body of msg.
+func PublishPieces(
+	channel uint16, frameSize int, exchange, routingKey string, mandatory bool, msg *amqp.Publishing,
+) (all [][]byte) {
+	b := appendPublishHead(nil, channel, exchange, routingKey, mandatory, msg)
+	for piece := range pieces(msg.Body, frameSize) {
+		b, _ = beginFrame(b, BodyFrame, channel)
+		binary.BigEndian.PutUint32(b[len(b)-4:], uint32(len(piece)))
+		all = append(all, b, piece)
+		b = []byte{FrameEnd}
+	}
+	return append(all, b)
+}
+
+// pieces are the payloads of the frames of a body.
+func pieces(body []byte, frameSize int) iter.Seq[[]byte] {
+	most := frameSize - FrameHead - 1
+	if frameSize <= 0 {
+		most = max(1, len(body))
+	}
+	return slices.Chunk(body, most)
+}
+
+// appendPublishHead appends the frames of a publish that come before its body.
+func appendPublishHead(
+	b []byte, channel uint16, exchange, routingKey string, mandatory bool, msg *amqp.Publishing,
+) []byte {
 	b, method := beginFrame(b, MethodFrame, channel)
 	b = binary.BigEndian.AppendUint32(b, BasicPublish)
 	b = append(b, 0, 0) // reserved
@@ -65,20 +103,7 @@ func AppendPublish(
 	b = endFrame(append(b, bit(mandatory)), method)
 
 	b, header := beginFrame(b, HeaderFrame, channel)
-	b = endFrame(appendProperties(b, msg), header)
-
-	most := len(msg.Body)
-	if frameSize > 0 {
-		most = frameSize - FrameHead - 1
-	}
-	for rest := msg.Body; len(rest) > 0; {
-		piece := rest[:min(len(rest), most)]
-		rest = rest[len(piece):]
-		var body int
-		b, body = beginFrame(b, BodyFrame, channel)
-		b = endFrame(append(b, piece...), body)
-	}
-	return b
+	return endFrame(appendProperties(b, msg), header)
 }
 
 // AppendAck appends a basic.ack.
