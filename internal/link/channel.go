@@ -92,8 +92,8 @@ func (c *Confirm) Answer() Answer { return c.answer }
 const Copied = flushAt
 
 // Send publishes a message on a channel in confirm mode. It does not wait until the message is
-// written. After an error nothing was sent, or the connection is about to end. A body that is larger
-// than Copied must never change, not even after an error.
+// written. After an error nothing was sent, or the connection is about to end. A body that is
+// larger than Copied must never change, not even after an error.
 func (c *Channel) Send(
 	exchange, routingKey string, mandatory bool, msg *amqp.Publishing,
 ) (*Confirm, error) {

@@ -152,7 +152,8 @@ func TestBytesThatDoNotFitLeaveInTheirOrder(t *testing.T) {
 			assert.Nil(t, s.backlog())
 			require.NoError(t, s.Close())
 			got := <-result
-			assert.True(t, got == "begin"+string(flood)+"and again "+string(flood)+"end", "%d bytes", len(got))
+			assert.True(t, got == "begin"+string(flood)+"and again "+string(flood)+"end",
+				"%d bytes", len(got))
 		})
 	}
 }

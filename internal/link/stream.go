@@ -266,7 +266,7 @@ func (s *stream) send(c *Channel, frames []byte) error {
 	return err
 }
 
-// sendPieces is send for frames in pieces, which must never change. Without TLS they are not copied.
+// sendPieces is send for frames in pieces, which must never change. Without TLS none is copied.
 func (s *stream) sendPieces(c *Channel, pieces [][]byte) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()

@@ -104,8 +104,8 @@ func TestStreamAllocatesNothing(t *testing.T) {
 	}))
 }
 
-// A large body is allocated once when it is read, and not at all when its copy is sent. A header that
-// claims more than comes allocates sixteen times the bytes that have come at most.
+// A large body is allocated once when it is read, and not at all when its copy is sent. A header
+// that claims more than comes allocates sixteen times the bytes that have come at most.
 func TestALargeBodyIsAllocatedOnce(t *testing.T) {
 	const size = 16 << 20
 	msg := amqp.Publishing{Body: bytes.Repeat([]byte("b"), size)}
