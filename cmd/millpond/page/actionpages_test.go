@@ -148,7 +148,8 @@ func TestReplayByFormsAlone(t *testing.T) {
 	v.post("/action/stop", url.Values{"id": {confirm.Get("id")}})
 	require.Contains(t, v.ends("/action?id="+confirm.Get("id")), "Stopped by local")
 	a = v.post("/action/resume", url.Values{"id": {confirm.Get("id")}})
-	v.post("/action/start", formIn(t, a.body, "/action/start"))
+	a = v.post("/action/start", formIn(t, a.body, "/action/start"))
+	require.Equal(t, http.StatusOK, a.StatusCode, a.body)
 	require.NoError(t, v.close())
 	require.Contains(t, h.acting(folder).get("/").body, "Interrupted: Replay")
 }

@@ -372,8 +372,8 @@ func TestHighPrioritiesHoldUpNoOthersThatWait(t *testing.T) {
 			normals = append(normals, of(0, strconv.Itoa(i)))
 		}
 		rig.Post(t, r.URL, r.Queue, normals...)
-		// More messages come until all are back, but not after it would be too late: behind
-		// the last one, the others return in the end.
+		// More messages come until all are back, one of each priority at least, but not after it would
+		// be too late: behind the last one, the others return in the end.
 		began, high := time.Now(), 0
 		rig.WaitFor(t, "all to return", func() bool {
 			passed := time.Since(began)
@@ -383,7 +383,7 @@ func TestHighPrioritiesHoldUpNoOthersThatWait(t *testing.T) {
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			return back == normal
+			return back == normal && high >= len(priorities)
 		})
 		for range priorities {
 			dead := r.DeadLetter()

@@ -76,10 +76,16 @@ func (l *Logs) Saying(text string) []string {
 	return found
 }
 
-// Dump writes the log to the output of a test.
+// Dump writes the log to the output of a test. A long one has a gap.
 func (l *Logs) Dump(t testing.TB) {
 	t.Helper()
-	t.Log(l.Text())
+	const first, last = 20, 60
+	lines := l.text()
+	if gap := len(lines) - first - last; gap > 0 {
+		lines = slices.Concat(lines[:first], []string{fmt.Sprintf("… %d lines …", gap)},
+			lines[len(lines)-last:])
+	}
+	t.Log(strings.Join(lines, "\n"))
 }
 
 func (l *Logs) log(level, msg string, err error, fields watermill.LogFields) {

@@ -175,6 +175,12 @@ func (n *Node) run(ctx context.Context) error {
 	}
 	server, err := n.group.add(env, n.output, n.layout.in.command(script, "-noinput")...)
 	if err != nil {
+		if errors.Is(err, syscall.EPERM) { // epmd has ended, and its process group with it
+			select {
+			case <-n.group.leader.done:
+			case <-ctx.Done():
+			}
+		}
 		return n.orEpmd(fmt.Errorf("start rabbitmq-server: %w", err))
 	}
 	n.server = server
