@@ -105,9 +105,6 @@ format: ## format every file as make lint wants it
 vuln: ## look for known vulnerabilities; says so where the database cannot be reached
 	@sh internal/tools/vuln.sh '$(GO)' '$(GOVULNCHECK)' $(patsubst %,%/...,$(MODULES))
 
-api: ## write the exported API of every public package to docs/api, which a test compares
-	@$(GO) run ./internal/tools/api
-
 tidy: ## tidy go.mod and go.sum of every module
 	@sh internal/tools/release/tidy.sh
 

@@ -87,6 +87,34 @@ func TestInnerModulesStayOutside(t *testing.T) {
 	require.Positive(t, inner)
 }
 
+// front are the packages that a program with retries names, and mostNames is the most exported
+// names that they have together: a user who only retries should not have to read many.
+var front = []string{"backoff", "middleware", "middleware/header", "topology"}
+
+const mostNames = 185
+
+func TestExportedNamesAreFew(t *testing.T) {
+	t.Parallel()
+	files, sum := token.NewFileSet(), 0
+	for _, pkg := range front {
+		count := 0
+		for _, file := range parse(t, files, pkg) {
+			if strings.HasSuffix(files.Position(file.Package).Filename, "_test.go") {
+				continue
+			}
+			for name, object := range file.Scope.Objects {
+				if ast.IsExported(name) && object.Kind != ast.Bad {
+					count++
+				}
+			}
+		}
+		t.Logf("%s: %d", pkg, count)
+		require.Positive(t, count, pkg)
+		sum += count
+	}
+	require.LessOrEqual(t, sum, mostNames)
+}
+
 // withoutOutput need a broker: their Example is compiled and not run.
 var withoutOutput = []string{
 	"topology.Received", "amqpv3.Open", "amqpv3.OpenClient", "topologytest.Run",

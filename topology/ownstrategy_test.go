@@ -9,7 +9,7 @@ import (
 	"github.com/millpond-go/millpond/topology/topologytest"
 )
 
-// TestLater is the test that docs/extending.md shows, with a broker of this repository.
+// Later, the strategy of the Example, passes the suite.
 func TestLater(t *testing.T) {
 	t.Parallel()
 	url := os.Getenv("AMQP_URL")
