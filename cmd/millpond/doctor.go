@@ -145,7 +145,7 @@ func (a app) printCheck(c doctor.Check, long bool) {
 	fmt.Fprintln(a.out, name)
 	meaning := c.Meaning
 	if c.Fact != "" {
-		meaning += " [" + c.Fact + " of docs/broker-facts.md]"
+		meaning += " [" + c.Fact + " of docs/notes/broker-facts.md]"
 	}
 	for _, part := range [][2]string{
 		{"expected", c.Expected}, {"seen", c.Seen}, {"meaning", meaning},

@@ -51,7 +51,7 @@ func TestDoctorNamesADifference(t *testing.T) {
 	require.Regexp(t, `^RabbitMQ \S+ at .*: \d+ differ, .*? differs kept, quorum expected `, text)
 	require.Contains(t, text, "3 of 20 messages were there")
 	require.Contains(t, text, `policy "short" sets max-length to 3`)
-	require.Contains(t, text, "[F39 of docs/broker-facts.md]")
+	require.Contains(t, text, "[F39 of docs/notes/broker-facts.md]")
 }
 
 func TestLongTextsOfAReportAreWrapped(t *testing.T) {

@@ -8,7 +8,7 @@
 // waiting messages, handlers and payloads. -out writes all samples to a file. With -fill it
 // measures nothing and fills the tables of a page from such files:
 //
-//	go run . -fill ../../docs/performance.md contests.json scale.json
+//	go run . -fill ../../docs/notes/performance.md contests.json scale.json
 //
 // MILLPOND_BROKER chooses the RabbitMQ. Nothing is asserted: the exit code is 1 only if the run
 // could not be done.

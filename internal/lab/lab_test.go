@@ -287,7 +287,7 @@ func simulated(t *testing.T, c simulation, name string) map[string]float64 {
 // The table of the page has the figures of the simulation, which is the same on every machine.
 func TestOverloadIsInThePageAsSimulated(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("../../docs/performance.md")
+	page, err := os.ReadFile("../../docs/notes/performance.md")
 	require.NoError(t, err)
 	for _, metric := range overloadMetrics {
 		row := "| " + metric + " |"

@@ -12,7 +12,7 @@
 // is healed. Then the rules of the scenario must hold.
 //
 // MILLPOND_BROKER chooses the RabbitMQ. The exit code is 1 if a rule is broken, and 2 if the run
-// could not be done. docs/chaos.md says more.
+// could not be done. docs/notes/chaos.md says more.
 package main
 
 import (

@@ -41,8 +41,8 @@ type simulation struct {
 	from, until, end, longest int
 }
 
-// standard is the simulation of docs/performance.md: a service of twice the capacity that is needed
-// takes nothing for five minutes. One of a hundred calls fails at any time.
+// standard is the simulation of docs/notes/performance.md: a service of twice the capacity that is
+// needed takes nothing for five minutes. One of a hundred calls fails at any time.
 var standard = simulation{
 	rate: 50, capacity: 100, refusal: 0.05, noise: 0.01, from: 60, until: 360, end: 1200,
 	longest: 1800,

@@ -1,6 +1,6 @@
 /*
  * The hand-over of a failed message, as a model for spin. `make model` searches all of its states.
- * docs/architecture.md says in a section of its own what follows from it, and what does not.
+ * docs/notes/architecture.md says in a section of its own what follows from it, and what does not.
  *
  * A copy is a message in a queue, at a consumer, in a wait queue, or stranded. Every step is what the
  * broker, a consumer process or a fault does at once. Any step may follow any other: no order and no

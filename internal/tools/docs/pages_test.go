@@ -39,7 +39,7 @@ func documents(t *testing.T) []string {
 		return nil
 	}))
 	require.Contains(t, found, "README.md")
-	require.Contains(t, found, "docs/decisions/0001-republish-confirm-ack.md")
+	require.Contains(t, found, "docs/notes/decisions/0001-republish-confirm-ack.md")
 	return found
 }
 
@@ -264,13 +264,13 @@ func TestFaultsOfLinksAreFound(t *testing.T) {
 		`<img src="topology.svg">`:                                           "write it as",
 		"![](topology.svg)":                                                  "alt text",
 		"![queues](there.md)":                                                "no picture",
-		"[F2](broker-facts.md#f23)":                                          "to another fact",
+		"[F2](notes/broker-facts.md#f23)":                                    "to another fact",
 	} {
 		p := readPage("docs/page.md", "# Page\n\n"+text+"\n")
 		var err error
 		for _, l := range p.links() {
 			err = errors.Join(err, p.leads(l, map[string]*page{
-				"docs/page.md": p, "docs/there.md": there, "docs/broker-facts.md": there,
+				"docs/page.md": p, "docs/there.md": there, "docs/notes/broker-facts.md": there,
 			}))
 		}
 		if says == "" {

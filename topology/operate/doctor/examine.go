@@ -66,7 +66,7 @@ type Check struct {
 	Status  Status
 	// Needed says that the guarantee rests on it. Otherwise a difference costs time or comfort.
 	Needed bool
-	// Fact is its number in docs/broker-facts.md, "F5" for example; empty if there is none.
+	// Fact is its number in docs/notes/broker-facts.md, "F5" for example; empty if there is none.
 	Fact string
 }
 
