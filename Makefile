@@ -105,6 +105,11 @@ format: ## format every file as make lint wants it
 vuln: ## look for known vulnerabilities; says so where the database cannot be reached
 	@sh internal/tools/vuln.sh '$(GO)' '$(GOVULNCHECK)' $(patsubst %,%/...,$(MODULES))
 
+words: ## count the words of the user's pages, of the first reading path, and of the notes
+	@wc -w README.md docs/*.md | sed 's/total$$/user, at most 28000/'
+	@cat README.md docs/getting-started.md docs/adopting.md | wc -w | sed 's/$$/ first path, at most 4500/'
+	@find docs/notes -name '*.md' -exec cat {} + | wc -w | sed 's/$$/ notes, at most 43000/'
+
 tidy: ## tidy go.mod and go.sum of every module
 	@sh internal/tools/release/tidy.sh
 
