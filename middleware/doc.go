@@ -116,7 +116,7 @@
 // trouble with the hand-over ([WithLogger]). There is an [Event] for every decision, also for a
 // success ([WithObserver]). The modules middleware/metrics and middleware/tracing turn events
 // into metrics and spans. Logger and observers are the Republisher's, unless an option names
-// others. docs/monitoring.md lists them all.
+// others. docs/monitoring.md and docs/notes/log-lines.md list them all.
 //
 // # Limits
 //

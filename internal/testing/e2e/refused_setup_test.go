@@ -22,7 +22,7 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// Likely mistakes that no other file shows, each with its message. docs/troubleshooting.md lists
+// Likely mistakes that no other file shows, each with its message. docs/operations.md lists
 // all of them.
 
 // Given a message that another Subscriber has delivered, as watermill-amqp's, when it fails, then
