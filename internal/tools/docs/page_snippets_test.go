@@ -23,7 +23,7 @@ import (
 
 // The Go of docs/*.md, compiled: TestDocumentsShowGoThatCompiles looks for each of its lines here.
 var _ = []any{
-	delayNames, sharedWithDeadLetters, quickRetry, withTLS, withoutURLs, addMiddlewares, publishLater,
+	delayNames, sharedWithDeadLetters, withTLS, withoutURLs, addMiddlewares, publishLater,
 	followTheService, leaving,
 }
 
@@ -49,14 +49,6 @@ func sharedWithDeadLetters(
 		middleware.WithDefaultClass(header.ClassPermanent), // only marked errors
 	)
 	return strategy, retry, err
-}
-
-func quickRetry(router *message.Router, retry *middleware.DelayedRetry) {
-	router.AddMiddleware(
-		retry.Middleware,
-		// One more quick try; leave it out otherwise.
-		wmiddleware.Retry{MaxRetries: 1, InitialInterval: 50 * time.Millisecond}.Middleware,
-	)
 }
 
 func withTLS(
@@ -125,7 +117,7 @@ func leaving(
 }
 
 // Given a queue with wait queues, when its service gets the policy None, then the option of its
-// subscriber decides which queues it declares: docs/adopting.md has a table.
+// subscriber decides which queues it declares.
 func TestQueuesThatLeavingDeclares(t *testing.T) {
 	t.Parallel()
 	names := func(policies ...backoff.Policy) (found []string) {
