@@ -57,8 +57,8 @@ func bytesOf(t *testing.T, headers amqp.Table, queue string) (of map[string]int,
 const mostHeaderBytes = 300
 
 // Given a message that fails on every attempt, then its headers take as many bytes as the tables of
-// docs/wire.md say, field by field. TestPropertiesSizeIsTheSizeOnTheWire compares the size of a
-// header with the bytes that a broker gets.
+// docs/notes/performance.md say, field by field. TestPropertiesSizeIsTheSizeOnTheWire compares the
+// size of a header with the bytes that a broker gets.
 func TestBytesOfTheHeadersAreDocumented(t *testing.T) {
 	t.Parallel()
 	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
@@ -102,10 +102,10 @@ func TestBytesOfTheHeadersAreDocumented(t *testing.T) {
 			row("`"+name+"`", func(i int) int { return sizes[i][name] })
 		}
 		row("together", func(i int) int { return sums[i] })
-		page, err := os.ReadFile("../../../docs/wire.md")
+		page, err := os.ReadFile("../../../docs/notes/performance.md")
 		require.NoError(t, err)
 		if !strings.Contains(string(page), table.String()) {
-			t.Fatalf("docs/wire.md has another table; measured:\n%s", table.String())
+			t.Fatalf("docs/notes/performance.md has another table; measured:\n%s", table.String())
 		}
 		require.LessOrEqual(t, sums[0], mostHeaderBytes)
 		require.Len(t, sizes[0], 5)
