@@ -57,7 +57,7 @@ func TestDoctorNamesADifference(t *testing.T) {
 func TestLongTextsOfAReportAreWrapped(t *testing.T) {
 	t.Parallel()
 	var b strings.Builder
-	a := app{stdio{out: &b}}
+	a := app{stdio: stdio{out: &b}}
 	a.wrapped(70, "one two\nthree \x1b[31m four "+strings.Repeat("x", 20)+" y\n")
 	indent := strings.Repeat(" ", 70)
 	require.Equal(t, strings.Join([]string{

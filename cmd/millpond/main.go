@@ -141,7 +141,10 @@ func newApp(io stdio) *cli.Command {
 }
 
 // app has the methods that all commands share.
-type app struct{ stdio }
+type app struct {
+	stdio
+	last *operate.View // what a command has seen that looks again and again; nil for another command
+}
 
 // queueOf returns the one argument of a command.
 func queueOf(c *cli.Command) (string, error) {

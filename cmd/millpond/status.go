@@ -25,6 +25,7 @@ func (a app) status() *cli.Command {
 		},
 		ShellComplete: a.completeQueues,
 		Action: func(ctx context.Context, c *cli.Command) error {
+			a.last = new(operate.View)
 			for {
 				err := a.statusOnce(ctx, c, c.Args().Slice())
 				if err != nil || !c.Bool("watch") {
@@ -58,6 +59,7 @@ func (a app) statusOnce(ctx context.Context, c *cli.Command, queues []string) er
 		}
 		if s.vhost != nil && !c.Bool(flagJSON) {
 			s.printStopped()
+			s.printGone(s.vhost.Gone)
 		}
 		return s.reports(ctx, plans)
 	})
@@ -85,6 +87,8 @@ func (s *session) reports(ctx context.Context, plans []topology.Plan) error {
 const (
 	// mostTrouble is the most queues in trouble that the overview shows without --all.
 	mostTrouble = 30
+	// maxGone is the most queues that are gone, with messages that wait for them, that are named.
+	maxGone = 20
 	// maxUnclear is the most things that the overview names because the broker does not tell them.
 	maxUnclear = 5
 	// fewQueues is the number of queues up to which the overview shows all.
@@ -168,6 +172,7 @@ func (s *session) lost() {
 				"list", messages(q.Total), harmless(q.Name))))
 		}
 	}
+	s.printGone(s.vhost.Gone)
 	for _, o := range s.vhost.Orphans {
 		code, held := yellow, ""
 		if o.Total.N != 0 {
@@ -175,6 +180,17 @@ func (s *session) lost() {
 		}
 		fmt.Fprintln(s.out, s.colour(code, fmt.Sprintf("wait queue %s leads to no queue: %s%s",
 			harmless(o.Name), harmless(o.Why), held)))
+	}
+}
+
+// printGone prints the messages that wait for queues that are gone.
+func (s *session) printGone(gone []operate.Gone) {
+	for i, g := range gone {
+		if i == maxGone {
+			fmt.Fprintf(s.out, "… and %d more queues that are gone; status --json prints them\n", len(gone)-i)
+			break
+		}
+		fmt.Fprintln(s.out, s.colour(red, "waiting: "+harmless(g.String())))
 	}
 }
 

@@ -52,10 +52,7 @@ func (a app) onStrays(act act) cli.ActionFunc {
 		if slices.ContainsFunc(filter.IDs, position.MatchString) {
 			return usage("--id takes the ID of a message: stranded messages have no positions")
 		}
-		queues := c.Args().Slice()
-		if len(queues) > 0 {
-			filter.Match = func(l operate.Letter) bool { return slices.Contains(queues, l.Queue) }
-		}
+		filter.Queues = c.Args().Slice()
 		return a.withStrays(ctx, c, letters{filter: filter, limit: limit}, act)
 	}
 }

@@ -21,6 +21,8 @@ const (
 	lookLimit = 60 * time.Second
 	// guessLimit is the same where --management does not name the API.
 	guessLimit = 15 * time.Second
+	// lookBehind is how often status --watch looks at messages that wait, to find their queues.
+	lookBehind = time.Minute
 )
 
 // session is a connection, and the queues that were found in the virtual host.
@@ -62,7 +64,10 @@ func (a app) open(ctx context.Context, c *cli.Command) (s *session, err error) {
 // may tell it.
 func (s *session) find(ctx context.Context) error {
 	status := s.c.Name == "status"
-	options := operate.ViewOptions{Exact: status && s.c.NArg() == 0, Brakes: status}
+	options := operate.ViewOptions{
+		Exact: status && s.c.NArg() == 0, Brakes: status, Last: s.last,
+		Trouble: s.last != nil && time.Since(s.last.Looked) > lookBehind,
+	}
 	found, err := s.operator.View(ctx, options)
 	if err == nil && slices.ContainsFunc(found.Mains, deadUnknown) && len(found.Unclaimed) > 0 {
 		options.Owners = true
@@ -70,6 +75,9 @@ func (s *session) find(ctx context.Context) error {
 	}
 	if err == nil {
 		s.vhost = &found
+		if s.last != nil {
+			*s.last = found
+		}
 	}
 	return err
 }

@@ -127,7 +127,9 @@ func TestManyQueuesFitOneScreen(t *testing.T) {
 		view.Mains = append(view.Mains, main)
 	}
 	var out bytes.Buffer
-	a := app{stdio{out: &out, err: &out, terminal: func(any) bool { return false }}}
+	a := app{stdio: stdio{
+		out: &out, err: &out, terminal: func(any) bool { return false },
+	}}
 	s := &session{app: a, c: newApp(a.stdio), vhost: &view}
 	require.NoError(t, s.overview())
 	lines := strings.Split(out.String(), "\n")

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/urfave/cli/v3"
@@ -43,26 +44,61 @@ func (a app) waitingList() *cli.Command {
 		ShellComplete: a.completeQueues,
 		Action: func(ctx context.Context, c *cli.Command) error {
 			return a.opened(ctx, c, func(s *session) error {
-				plans, err := s.plans(c.Args().Slice())
+				plans, gone, err := s.waitPlans(c.Args().Slice())
 				if err != nil {
 					return err
 				}
-				if s.vhost != nil && c.NArg() == 0 {
-					plans = []topology.Plan{s.vhost.Waits()} // also of queues that are gone
-				}
 				return s.each(ctx, plans, func(plan topology.Plan) error {
+					isGone := slices.Contains(gone, plan.Queue)
 					chosen := operate.Filter{Match: func(l operate.Letter) bool {
+						if isGone {
+							return l.Queue == plan.Queue
+						}
 						return !s.several || waitsFor(l.Queue, plan.Queue)
 					}}
 					waiters, err := s.operator.Waiting(ctx, plan, chosen)
-					if err != nil && len(waiters) == 0 {
+					switch {
+					case len(waiters) > 0:
+					case err != nil:
 						return err // a queue was not looked at, so messages may wait
+					case isGone:
+						return s.unknownQueue(plan.Queue)
+					}
+					if s.vhost != nil && !c.Bool(flagJSON) {
+						s.printGone(s.vhost.GoneOf(waiters))
 					}
 					return errors.Join(err, a.printWaiting(c, waiters))
 				})
 			})
 		},
 	}
+}
+
+// waitPlans returns the plans of the named queues. Without a name, and for a queue that is gone, a
+// plan has all wait queues.
+func (s *session) waitPlans(queues []string) (plans []topology.Plan, gone []string, err error) {
+	if s.vhost == nil {
+		plans, err = s.plans(queues)
+		return plans, nil, err
+	}
+	known := slices.DeleteFunc(distinct(queues), func(queue string) bool {
+		_, there := s.vhost.Main(queue)
+		if !there {
+			gone = append(gone, queue)
+		}
+		return !there
+	})
+	if len(known) > 0 || len(gone) == 0 {
+		plans, err = s.plans(known)
+	}
+	all := s.vhost.Waits()
+	if len(queues) == 0 {
+		plans = []topology.Plan{all}
+	}
+	for _, all.Queue = range gone {
+		plans = append(plans, all)
+	}
+	return plans, gone, err
 }
 
 // waitsFor reports whether a message waits for a queue. Other queues may share the wait queue.

@@ -29,6 +29,9 @@ import (
 type Filter struct {
 	// IDs are the IDs to choose.
 	IDs []string
+	// Queues are names of queues: those that Letter.Queue may have. A stranded message has the name of
+	// the queue that it waited for.
+	Queues []string
 	// Reason of the letter.
 	Reason header.Reason
 	// Error is part of the last error, or matches it.
@@ -82,9 +85,9 @@ func ParseFilter(text string) (Filter, error) {
 	}
 }
 
-// Set adds a condition to the filter: id, reason, error, handler, group, since, until, header,
-// payload or delay. An id and a header may be set several times. The value of a header is
-// name=value, of a delay a duration. A time is like 2026-03-01, 2026-03-01T12:00:00Z or
+// Set adds a condition to the filter: id, for, reason, error, handler, group, since, until, header,
+// payload or delay. An id, a queue (for) and a header may be set several times. The value of a header
+// is name=value, of a delay a duration. A time is like 2026-03-01, 2026-03-01T12:00:00Z or
 // "2026-03-01 12:00", in UTC where no zone is named, or a duration before now: 2h. An empty value
 // is an error, because it would choose all.
 func (f *Filter) Set(name, value string, now time.Time) error {
@@ -102,6 +105,8 @@ func (f *Filter) Set(name, value string, now time.Time) error {
 	switch name {
 	case "id":
 		f.IDs = append(slices.Clip(f.IDs), value)
+	case "for":
+		f.Queues = append(slices.Clip(f.Queues), value)
 	case "reason":
 		return once((*string)(&f.Reason))
 	case "error":
@@ -180,6 +185,7 @@ func (f Filter) String() string {
 		}
 	}
 	add("id", f.IDs...)
+	add("for", f.Queues...)
 	add("reason", string(f.Reason))
 	add("error", f.Error)
 	add("handler", f.Handler)
@@ -255,6 +261,7 @@ func (f Filter) Matcher() (func(Letter) bool, error) {
 func (f Filter) names(l Letter) bool {
 	switch {
 	case len(f.IDs) > 0 && !slices.Contains(f.IDs, l.ID),
+		len(f.Queues) > 0 && !slices.Contains(f.Queues, l.Queue),
 		f.Reason != "" && f.Reason != l.Reason,
 		f.Handler != "" && f.Handler != l.Handler,
 		!f.Since.IsZero() && (l.DeadAt.IsZero() || l.DeadAt.Before(f.Since)),

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
@@ -57,6 +58,10 @@ type View struct {
 	// ViewOptions.Brakes asks for them.
 	Brakes  []Brake
 	Stopped []header.BrakeState
+	// Gone are the messages that wait for a queue that does not exist, by the time of the first. They
+	// need ViewOptions.Trouble or Messages. Looked is when they were looked at.
+	Gone   []Gone    `json:",omitempty"`
+	Looked time.Time `json:",omitzero"`
 	// Waiting are all messages that wait, each with the queue that it waits for, also if that is gone,
 	// Strays the messages of Stranded. They need ViewOptions.Messages.
 	Waiting []Waiter          `json:",omitempty"`
@@ -64,7 +69,9 @@ type View struct {
 	// Unclear is everything that the broker does not tell, and all that could not be read, and why.
 	Unclear []Unclear
 
-	queues map[string]management.Object // all, for WithDead; nil if a queue does more than keep
+	queues    map[string]management.Object // all, for WithDead; nil if a queue does more than keep
+	leads     map[string]lead              // of the wait queues
+	hiddenErr error                        // of the look at messages for queues that are gone
 }
 
 // Brake is a brake of the services.
@@ -134,7 +141,8 @@ type Main struct {
 	// counts their messages, too.
 	Waiting, DeadLetters Count
 	WaitingShared        bool
-	// Trouble has a few words for each thing that is wrong.
+	// Trouble has a few words for each thing that is wrong. The brake that stops the queue is in it if
+	// ViewOptions.Brakes asks for it, and blocked keys if ViewOptions.Trouble does.
 	Trouble []string
 	// Waits are the wait queues that lead to the queue, by delay, also the wait queues of an earlier
 	// policy: the broker does not show which of them the service uses today.
@@ -258,6 +266,15 @@ type ViewOptions struct {
 	Owners bool
 	// Brakes asks which brakes are stopped. The processes answer within a second. Default: false.
 	Brakes bool
+	// Trouble looks behind the counts, as Waiting and Order do: which keys are blocked, and which
+	// messages wait for a queue that is gone. It looks at wait queues of a minute or longer that
+	// several queues may use, or that lead to none. Default: false.
+	Trouble bool
+	// Last is an earlier View of the vhost. What it has found for Trouble is taken over if Trouble is
+	// false. Default: nil.
+	Last *View
+	// KeyText writes a key into the Trouble of its queue. Default: strconv.Quote.
+	KeyText func(key string) string
 	// Messages looks at all messages that wait, are dead or are stranded, at the keys that wait, and
 	// verifies each plan, as the methods of Operator do. At most 10 000 stranded messages of a queue
 	// are kept. Default: false.
@@ -315,18 +332,30 @@ func (o *Operator) view(ctx context.Context, options ViewOptions) (v View, err e
 	if options.Exact {
 		v.unread("", "counts of now", v.count(ctx, o))
 	}
-	for i := range v.Mains {
-		v.Mains[i].sum()
-	}
+	brakesKnown := options.Brakes
 	if options.Brakes {
 		states, err := o.brakeStates(ctx, m.API, v.brakeNames())
 		v.unread("", "stopped brakes", err)
+		brakesKnown = err == nil
 		v.Stopped = append(v.Stopped, slices.DeleteFunc(states, func(b header.BrakeState) bool {
 			return !b.Stopped
 		})...)
 	}
-	if options.Messages {
+	switch {
+	case options.Messages:
 		v.look(ctx, o)
+	case options.Trouble:
+		v.lookBehind(ctx, o)
+	case options.Last != nil:
+		v.takeOver(ctx, o, *options.Last)
+	}
+	if options.KeyText == nil {
+		options.KeyText = strconv.Quote
+	}
+	for i := range v.Mains {
+		m := &v.Mains[i]
+		m.sum(options.KeyText)
+		v.unconsumed(m, brakesKnown)
 	}
 	return v, nil
 }
@@ -355,14 +384,13 @@ func (v *View) look(ctx context.Context, o *Operator) {
 			v.unread(m.Name, "all dead letters", err)
 		}
 		if m.Line != nil {
-			keys, err := o.Order(ctx, m.Plan)
-			m.Keys = &keys
-			v.unread(m.Name, "the keys", err)
+			v.readKeys(ctx, o, m)
 		}
 	}
 	var err error
 	v.Waiting, err = o.Waiting(ctx, v.Waits(), Filter{})
 	v.unread("", "all messages that wait", err)
+	v.Gone, v.Looked = v.GoneOf(v.Waiting), time.Now()
 	for _, q := range v.Stranded {
 		for m, err := range o.Stranded(ctx, q.Name, Filter{}, maxStrays) {
 			if v.unread("", "all messages of queue "+strconv.Quote(q.Name), err); err == nil {
@@ -429,28 +457,29 @@ func (v *View) all() (queues []*Queue) {
 	return queues
 }
 
-// sum adds the counts of the queue's parts, and names its trouble.
-func (m *Main) sum() {
+// inLine counts the messages of the line without the one that the process that leads keeps there.
+func (m *Main) inLine() Count {
+	n := m.Line.Total
+	if n.N > 0 {
+		n.N--
+	}
+	return n
+}
+
+// sum adds the counts of the queue's parts, and names the trouble of its messages.
+func (m *Main) sum(keyText func(string) string) {
 	none := Count{Source: SourceManagement}
 	m.Waiting, m.DeadLetters, m.Trouble = none, none, nil
 	held := max(m.Held.N, 0)
-	trouble := func(is bool, format string, args ...any) {
-		if is {
-			m.Trouble = append(m.Trouble, fmt.Sprintf(format, args...))
-		}
-	}
 	for _, w := range m.Waits {
 		m.Waiting = m.Waiting.Plus(w.Total)
 		m.WaitingShared = m.WaitingShared || w.Shared
 		held += max(w.Held.N, 0)
 	}
 	if m.Line != nil {
-		inLine := m.Line.Total
-		if inLine.N > 0 {
-			inLine.N-- // the process that leads keeps a message there
-		}
+		inLine := m.inLine()
 		m.Waiting = m.Waiting.Plus(inLine)
-		trouble(inLine.N >= nearBound, "%s in the line, which is near its bound: see its keys in order",
+		m.trouble(inLine.N >= nearBound, "%s in the line, which is near its bound: see its keys in order",
 			plural(inLine.N, "message"))
 	}
 	for _, d := range m.Dead {
@@ -460,11 +489,56 @@ func (m *Main) sum() {
 	if len(m.Dead) == 0 {
 		m.DeadLetters = unknown
 	}
-	trouble(m.DeadLetters.N > 0, "%s", plural(m.DeadLetters.N, "dead letter"))
-	trouble(m.Consumers.Known() && m.Consumers.N == 0, "no consumer")
-	trouble(held > 0, "%s held: their target is missing or full", plural(held, "message"))
-	trouble(len(m.Dead) == 0, "its dead-letter queue is not known: see --dlq")
-	trouble(len(m.Dead) > 0 && m.PlanErr != nil, "a wait queue leads astray: see verify")
+	var blocked []OrderKey // by one dead letter each
+	if m.Keys != nil {
+		blocked = m.Keys.BlockedKeys()
+	}
+	for _, k := range blocked[:min(len(blocked), mostKeys)] {
+		m.trouble(true, "key %s blocked since %s, %d behind it", keyText(k.Key), timeText(k.Blocked),
+			k.Waiting)
+	}
+	m.trouble(len(blocked) > mostKeys, "%s", plural(len(blocked)-mostKeys, "more blocked key"))
+	m.trouble(m.DeadLetters.N > len(blocked), "%s", plural(m.DeadLetters.N, "dead letter"))
+	m.trouble(held > 0, "%s held: their target is missing or full", plural(held, "message"))
+	m.trouble(len(m.Dead) == 0, "its dead-letter queue is not known: see --dlq")
+	m.trouble(len(m.Dead) > 0 && m.PlanErr != nil, "a wait queue leads astray: see verify")
+}
+
+// mostKeys is how many blocked keys the trouble of a queue names.
+const mostKeys = 3
+
+func (m *Main) trouble(is bool, format string, args ...any) {
+	if is {
+		m.Trouble = append(m.Trouble, fmt.Sprintf(format, args...))
+	}
+}
+
+// unconsumed names the brake that has stopped the consumers of a queue, or says that it has none.
+func (v *View) unconsumed(m *Main, brakesKnown bool) {
+	stopped, maybe := false, ""
+	for _, b := range v.Brakes {
+		if !slices.Contains(b.Queues, m.Name) {
+			continue
+		}
+		maybe = b.Name
+		for _, s := range v.Stopped {
+			if s.Name == b.Name {
+				stopped = true
+				since := ""
+				if !s.Since.IsZero() {
+					since = " since " + timeText(s.Since)
+				}
+				m.trouble(true, "brake %s, stopped%s", s.Name, since)
+			}
+		}
+	}
+	switch {
+	case stopped || !m.Consumers.Known() || m.Consumers.N > 0:
+	case maybe != "" && !brakesKnown:
+		m.trouble(true, "no consumer: brake %s may be stopped", maybe)
+	default:
+		m.trouble(true, "no consumer; since when, the broker does not show")
+	}
 }
 
 // ByTrouble returns the queues of Mains, those in trouble first, and their number.

@@ -861,8 +861,8 @@ func (d *derivation) result() View {
 	for _, name := range slices.Compact(d.brakes) {
 		v.Brakes = append(v.Brakes, Brake{name, d.brakeQueues(name)})
 	}
-	if len(v.Mains) > 0 {
-		v.queues = d.forDead()
+	if len(v.Mains)+len(v.Orphans) > 0 {
+		v.queues, v.leads = d.forDead(), d.leads()
 	}
 	return v
 }

@@ -43,7 +43,12 @@ func (h *Handler) openJobs() error {
 	}
 	var err error
 	h.jobs, err = job.Open(job.Options{
-		Operator: h.connected, Plan: h.planOf, Folder: h.config.StateFolder,
+		Operator: func(ctx context.Context) (*operate.Operator, error) {
+			h.behind.Lock() // not while a look has the messages
+			defer h.behind.Unlock()
+			return h.connected(ctx)
+		},
+		Plan: h.planOf, Folder: h.config.StateFolder,
 	})
 	if err != nil {
 		return err
@@ -58,6 +63,13 @@ func (h *Handler) openJobs() error {
 		}
 	})
 	return nil
+}
+
+// acting reports whether an action is under way.
+func (h *Handler) acting() bool {
+	return h.jobs != nil && slices.ContainsFunc(h.jobs.Actions(), func(a job.Action) bool {
+		return a.Active()
+	})
 }
 
 // closeJobs stops the actions. It must be called before the operator is closed.

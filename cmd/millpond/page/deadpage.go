@@ -39,6 +39,8 @@ type deadView struct {
 	// Total counts the letters that the looks have seen, Chosen the letters that meet the filter, Left
 	// the letters that may meet it and are not in the list.
 	Total, Chosen, Left int
+	// Kept counts the letters whose payloads are kept, Unseen the sources that were not looked at.
+	Kept, Unseen int
 	Groups              []group
 	MoreGroups          int
 	Range               string // of the sparklines
@@ -159,6 +161,8 @@ func (h *Handler) deadView(ctx context.Context, f filter) (*deadView, error) {
 		}
 		if src.pile = h.letters.find(src.Queue, keys...); src.pile != nil {
 			src.At, src.Took, v.Looked = src.pile.at, src.pile.took, true
+		} else {
+			v.Unseen++
 		}
 	}
 	return v, nil
@@ -186,17 +190,16 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 			continue
 		}
 		v.Total += src.pile.total
+		v.Kept += len(src.pile.contents)
 		for _, o := range src.pile.origins.values {
 			reasons[o.reason], handlers[o.handler] = true, true
 		}
-		left, err := src.pile.chosen(chosen, func(s *stub, _ *detail) {
-			v.Chosen++
-			if s.dead != 0 {
-				if first == 0 || s.dead < first {
-					first = s.dead
-				}
-				last = max(last, s.dead)
+		left, err := src.pile.chosen(chosen, func(_ *stub, _ *detail, t tally) {
+			v.Chosen += t.n
+			if t.first != 0 && (first == 0 || t.first < first) {
+				first = t.first
 			}
+			last = max(last, t.last)
 		})
 		if v.Left += left; err != nil {
 			return err
@@ -210,7 +213,7 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 		if src.pile == nil {
 			continue
 		}
-		_, err := src.pile.chosen(chosen, func(s *stub, d *detail) {
+		_, err := src.pile.chosen(chosen, func(s *stub, d *detail, t tally) {
 			c := &src.pile.causes.values[s.cause]
 			g := groups[c.id]
 			if g == nil {
@@ -220,7 +223,7 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 				}}
 				groups[g.ID] = g
 			}
-			g.add(s.dead, &src.pile.origins.values[s.from], first, last)
+			g.add(t, &src.pile.origins.values[s.from], first, last)
 			if d != nil {
 				if listed/perPage+1 == page {
 					v.Letters = append(v.Letters, letterRowOf(src, s, d))
@@ -234,7 +237,7 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 	}
 	v.Page, v.Pages = page, (listed+perPage-1)/perPage
 	v.Groups = sortedGroups(groups)
-	if v.MoreGroups = len(v.Groups) - maxGroups; v.MoreGroups > 0 {
+	if v.MoreGroups = max(len(v.Groups)-maxGroups, 0); v.MoreGroups > 0 {
 		v.Groups = v.Groups[:maxGroups]
 	}
 	over := ""
@@ -274,22 +277,20 @@ func namesIn(set map[string]bool) []string {
 	return names[:min(len(names), maxGroups)]
 }
 
-func (g *group) add(dead int64, from *origin, first, last int64) {
-	g.Count++
-	g.Queues[from.queue]++
-	g.Handlers[from.handler]++
-	g.Reasons[from.reason]++
-	if dead == 0 {
-		return
-	}
-	at := time.UnixMilli(dead)
-	if g.First.IsZero() || at.Before(g.First) {
+func (g *group) add(t tally, from *origin, first, last int64) {
+	g.Count += t.n
+	g.Queues[from.queue] += t.n
+	g.Handlers[from.handler] += t.n
+	g.Reasons[from.reason] += t.n
+	if at := time.UnixMilli(t.first); t.first != 0 && (g.First.IsZero() || at.Before(g.First)) {
 		g.First = at
 	}
-	if at.After(g.Last) {
+	if at := time.UnixMilli(t.last); t.last != 0 && at.After(g.Last) {
 		g.Last = at
 	}
-	g.times[min(int((dead-first)*bins/max(last-first, 1)), bins-1)]++
+	if t.first == t.last && t.first != 0 { // the times between are not kept
+		g.times[min(int((t.first-first)*bins/max(last-first, 1)), bins-1)] += t.n
+	}
 }
 
 func sortedGroups(groups map[string]*group) []group {

@@ -82,6 +82,7 @@ type Handler struct {
 	requests chan struct{}
 	outside  chan struct{} // requests before a login
 	streams  chan struct{}
+	behind   sync.Mutex // held by a look at messages that wait
 
 	mu       sync.Mutex
 	operator *operate.Operator
@@ -176,14 +177,29 @@ func (h *Handler) Close() error {
 	return errors.Join(err, h.operator.Close())
 }
 
+// lookBehind is how often open pages look at messages that wait, to find those whose queue is gone.
+const lookBehind = time.Minute
+
 // look asks the management API, and the brakes.
 func (h *Handler) look(ctx context.Context) (*sight, error) {
 	operator, refused := h.connected(ctx)
+	last := h.watcher.lastSight().Vhost
 	if refused == nil {
-		view, err := operator.View(ctx, operate.ViewOptions{Brakes: true})
+		options := operate.ViewOptions{Brakes: true, Last: &last, KeyText: h.shownKey}
+		if time.Since(last.Looked) > lookBehind {
+			select {
+			case h.tasks.one <- struct{}{}:
+				h.behind.Lock()
+				options.Trouble = !h.acting()
+				defer func() { h.behind.Unlock(); <-h.tasks.one }()
+			default: // the next look does it
+			}
+		}
+		view, err := operator.View(ctx, options)
 		return &sight{Vhost: view}, err
 	}
 	view, err := operate.ManagementView(ctx, h.config.URL, h.options()...)
+	view.Gone, view.Looked = last.Gone, last.Looked
 	if len(view.Brakes) > 0 {
 		text := fmt.Sprintf("stopped brakes could not be read: %v", refused)
 		view.Unclear = append(view.Unclear, operate.Unclear{Text: text})

@@ -3,6 +3,7 @@ package page
 import (
 	"cmp"
 	"context"
+	"html/template"
 	"net/http"
 	"net/url"
 	"slices"
@@ -18,6 +19,9 @@ type waitingView struct {
 	Now    time.Time
 	At     time.Time
 	Queues []queueChoice
+	// Gone are messages for queues that are gone.
+	Gone     []operate.Gone
+	GoneMore int
 	// Main is the chosen queue; nil if none is chosen.
 	Main     *operate.Main
 	Messages []operate.Waiter
@@ -38,6 +42,7 @@ func (h *Handler) waiting(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	v := &waitingView{Now: time.Now(), At: s.At}
+	v.Gone, v.GoneMore = s.gone()
 	name := r.URL.Query().Get("queue")
 	for _, main := range s.Vhost.Mains {
 		v.Queues = append(v.Queues, queueChoice{main.Name, main.Waiting, main.Name == name})
@@ -116,13 +121,54 @@ type strandedView struct {
 	Queues  []operate.Queue
 	Orphans []operate.Orphan
 	// Queue is the chosen stranded queue.
-	Queue    string
-	Messages []operate.StrandedMessage
-	More     bool
+	Queue string
+	strays
+	MoreGroups int
+}
+
+// strays are stranded messages as a look has seen them.
+type strays struct {
+	Total    int
+	Messages []operate.StrandedMessage // the first
+	Groups   []strayGroup
+}
+
+// strayGroup are the messages for one queue with one cause.
+type strayGroup struct {
+	For, ID, Error string
+	Count          int
+}
+
+// Address is the filter that chooses them.
+func (g strayGroup) Address() template.URL {
+	values := url.Values{"for": {g.For}, "group": {g.ID}}
+	return template.URL(values.Encode())
 }
 
 // maxStranded is how many stranded messages a look shows.
 const maxStranded = 500
+
+// add counts a message, and keeps it without payload and headers.
+func (s *strays) add(m operate.StrandedMessage) {
+	id, text := operate.Fingerprint(m.Letter)
+	i := slices.IndexFunc(s.Groups, func(g strayGroup) bool { return g.For == m.Queue && g.ID == id })
+	switch {
+	case i >= 0:
+	case len(s.Groups) < maxCauses:
+		i = len(s.Groups)
+		s.Groups = append(s.Groups, strayGroup{For: m.Queue, ID: id, Error: text})
+	default:
+		i = maxCauses - 1
+		s.Groups[i].For, s.Groups[i].ID, s.Groups[i].Error = "", "", "(others)"
+	}
+	s.Groups[i].Count++
+	if s.Total++; len(s.Messages) < maxStranded {
+		m.Why, m.Letter = cutBytes(m.Why, 500), operate.Letter{
+			ID: m.ID, Queue: m.Queue, DeadAt: m.DeadAt, Attempts: m.Attempts,
+		}
+		s.Messages = append(s.Messages, m)
+	}
+}
 
 func (h *Handler) stranded(w http.ResponseWriter, r *http.Request) error {
 	s, err := h.seen(r.Context())
@@ -139,8 +185,10 @@ func (h *Handler) stranded(w http.ResponseWriter, r *http.Request) error {
 	if v.Queue != "" && !s.keeps(v.Queue) {
 		return noStranded(v.Queue)
 	}
-	v.looked, v.Messages = lastLook[[]operate.StrandedMessage](h, "stranded\x00"+v.Queue)
-	v.More = len(v.Messages) == maxStranded
+	v.looked, v.strays = lastLook[strays](h, "stranded\x00"+v.Queue)
+	if v.MoreGroups = max(len(v.Groups)-maxGroups, 0); v.MoreGroups > 0 {
+		v.Groups = v.Groups[:maxGroups]
+	}
 	return h.show(w, r, "stranded", view{
 		Title: "Stranded", Nav: "stranded", Data: v, Running: v.Running,
 	})
@@ -165,17 +213,18 @@ func (h *Handler) lookStranded(w http.ResponseWriter, r *http.Request) error {
 	path := "/stranded?" + url.Values{"queue": {queue}}.Encode()
 	return h.lookAndShow(w, r, "stranded\x00"+queue, path,
 		func(ctx context.Context, o *operate.Operator, note func(string)) (any, error) {
-			found := []operate.StrandedMessage{}
-			for m, err := range o.Stranded(ctx, queue, operate.Filter{}, maxStranded) {
+			var found strays
+			for m, err := range o.Stranded(ctx, queue, operate.Filter{}, 0) {
 				if err != nil {
 					return found, err
 				}
-				m.Why, m.Letter = cutBytes(m.Why, 500), operate.Letter{ // without payload and headers
-					ID: m.ID, Queue: m.Queue, DeadAt: m.DeadAt, Attempts: m.Attempts,
+				if found.add(m); found.Total%500 == 0 {
+					note(counted(found.Total, "message"))
 				}
-				found = append(found, m)
-				note(counted(len(found), "message"))
 			}
+			slices.SortFunc(found.Groups, func(a, b strayGroup) int {
+				return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.For, b.For))
+			})
 			return found, nil
 		})
 }
