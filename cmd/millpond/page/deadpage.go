@@ -40,14 +40,14 @@ type deadView struct {
 	// the letters that may meet it and are not in the list.
 	Total, Chosen, Left int
 	// Kept counts the letters whose payloads are kept, Unseen the sources that were not looked at.
-	Kept, Unseen int
-	Groups              []group
-	MoreGroups          int
-	Range               string // of the sparklines
-	Letters             []letterRow
-	Page, Pages         int
-	Reasons, Handlers   []string // that were seen
-	ExistsOnBroker      operate.Count
+	Kept, Unseen      int
+	Groups            []group
+	MoreGroups        int
+	Range             string // of the sparklines
+	Letters           []letterRow
+	Page, Pages       int
+	Reasons, Handlers []string // that were seen
+	ExistsOnBroker    operate.Count
 }
 
 type queueChoice struct {
