@@ -174,6 +174,9 @@ func (s *session) lost() {
 	}
 	s.printGone(s.vhost.Gone)
 	for _, o := range s.vhost.Orphans {
+		if s.vhost.Announces(o) {
+			continue
+		}
 		code, held := yellow, ""
 		if o.Total.N != 0 {
 			code, held = red, "; it has "+messages(o.Total)

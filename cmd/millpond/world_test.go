@@ -80,6 +80,7 @@ func (h *house) numbers(t *testing.T, w *shop.World, waiting func(queue string) 
 	}
 	type queue struct {
 		Name                      string
+		Trouble                   []string
 		Total, Consumers, Waiting operate.Count
 		DeadLetters               operate.Count `json:"dead_letters"`
 		WaitingShared             bool          `json:"waiting_shared"`
@@ -87,6 +88,7 @@ func (h *house) numbers(t *testing.T, w *shop.World, waiting func(queue string) 
 	type status struct {
 		Queues, Stranded, Orphans []queue
 		Stopped                   []header.BrakeState
+		Gone                      []operate.Gone
 	}
 	var s status
 	rig.WaitFor(t, "the broker to have counted", func() bool {
@@ -105,12 +107,25 @@ func (h *house) numbers(t *testing.T, w *shop.World, waiting func(queue string) 
 	require.Len(t, s.Queues, len(w.Queues))
 	for _, r := range s.Queues {
 		require.Contains(t, w.Queues, r.Name)
-		require.Equal(t, 1, r.Consumers.N, r.Name)
+		running := r.Name != shop.Down && r.Name != shop.Braked
+		require.Equal(t, running, r.Consumers.N == 1, r.Name)
+		for i, text := range r.Trouble {
+			r.Trouble[i] = h.stable(text)
+		}
+		require.Equal(t, trouble(w, r.Name), r.Trouble, r.Name)
 		require.Equal(t, w.Sharing[r.Name] != "", r.WaitingShared, r.Name)
 	}
 	for _, q := range s.Orphans {
 		require.Equal(t, map[string]int{shop.Orphan: w.Waiting["vanished"]}[q.Name], q.Total.N, q.Name)
 	}
+	for i := range s.Gone {
+		require.WithinRange(t, s.Gone[i].First, time.Now(), time.Now().Add(time.Hour))
+		s.Gone[i].First = time.Time{}
+	}
+	require.ElementsMatch(t, []operate.Gone{
+		{Queue: "vanished", Messages: w.Waiting["vanished"], Fate: operate.FateHeld},
+		{Queue: "gone", Messages: w.Waiting["gone"], Fate: operate.FateStranded},
+	}, s.Gone)
 	require.Len(t, s.Stopped, 1)
 	require.Equal(t, shop.Brake, s.Stopped[0].Name)
 
@@ -134,6 +149,21 @@ func (h *house) numbers(t *testing.T, w *shop.World, waiting func(queue string) 
 		require.Equal(t, w.DeadOf(m.Name), m.DeadLetters.N, m.Name)
 		require.Equal(t, waiting(m.Name), m.Waiting.N, m.Name)
 	}
+}
+
+// trouble is what the tool and the page say of a queue.
+func trouble(w *shop.World, queue string) []string {
+	const at = "2026-03-01 12:00:00Z"
+	list := []string{fmt.Sprintf("%d dead letters", w.DeadOf(queue))}
+	switch queue {
+	case "keyed":
+		return []string{fmt.Sprintf("key \"k 1\" blocked since %s, %d behind it", at, w.Behind)}
+	case shop.Braked:
+		list = append(list, "brake "+shop.Brake+" stopped since "+at)
+	case shop.Down:
+		list = append(list, "no consumer (the broker does not show since when)")
+	}
+	return list
 }
 
 // sameMessages compares the messages of a view with the world.
@@ -170,6 +200,7 @@ func sameMessages(t *testing.T, w *shop.World, v operate.View) {
 var (
 	pageRow  = regexp.MustCompile(`(?s)<th scope="row"><a id="q-([^"]*)".*?</tr>`)
 	pageCell = regexp.MustCompile(`data-label="(Dead|Waiting)" class="n">(?:<div>)?(≤ )?([^<]*)<`)
+	pageList = regexp.MustCompile(`<li>([^<]*)</li>`)
 	pageTile = regexp.MustCompile(`<dt>([^<]*)</dt><dd[^>]*>([^<]*)</dd>`)
 	token    = regexp.MustCompile(`name="form" value="([^"]*)"`)
 )
@@ -211,6 +242,7 @@ func (h *house) pageNumbers(t *testing.T, w *shop.World, waiting func(queue stri
 	for _, queue := range w.Queues {
 		want[queue+" Dead"] = fmt.Sprint(w.DeadOf(queue))
 		want[queue+" Waiting"] = fmt.Sprint(waiting(queue))
+		want[queue+" Trouble"] = strings.Join(trouble(w, queue), "|")
 		dead += w.DeadOf(queue)
 	}
 	for queue, n := range w.Waiting {
@@ -226,6 +258,11 @@ func (h *house) pageNumbers(t *testing.T, w *shop.World, waiting func(queue stri
 			for _, cell := range pageCell.FindAllStringSubmatch(row[0], -1) {
 				shown[html.UnescapeString(row[1])+" "+cell[1]] = cell[3]
 			}
+			var list []string
+			for _, entry := range pageList.FindAllStringSubmatch(row[0], -1) {
+				list = append(list, h.stable(html.UnescapeString(entry[1])))
+			}
+			shown[html.UnescapeString(row[1])+" Trouble"] = strings.Join(list, "|")
 		}
 		for _, tile := range pageTile.FindAllStringSubmatch(first, -1) {
 			shown[tile[1]] = tile[2]
@@ -234,6 +271,11 @@ func (h *house) pageNumbers(t *testing.T, w *shop.World, waiting func(queue stri
 	})
 	require.Equal(t, want, shown)
 	require.Contains(t, first, "Brake <code>"+shop.Brake+"</code> is stopped by hand")
+	require.Contains(t, first, "<code>"+shop.Braked+"</code> are not consumed")
+	for _, queue := range []string{"gone", "vanished"} {
+		require.Contains(t, html.UnescapeString(first), fmt.Sprintf(
+			"%d messages wait for queue %q, which is gone: the first returns at ", w.Waiting[queue], queue))
+	}
 	require.Contains(t, look("/dead", "/dead/look"),
 		fmt.Sprintf("%d causes of %d letters", shop.Causes+1, dead))
 	rig.WaitFor(t, "page and tool to find the same", func() bool { // the broker counts late
@@ -252,6 +294,9 @@ func (h *house) pageNumbers(t *testing.T, w *shop.World, waiting func(queue stri
 	require.Equal(t, w.Stranded["old"],
 		strings.Count(stranded, `<td data-label="For queue" class="long">old</td>`))
 	require.Contains(t, stranded, shop.Orphan)
+	require.Contains(t, stranded, fmt.Sprintf(`<th scope="row" class="long">old</th><td `+
+		`data-label="Cause" class="long">the shop is closed</td><td data-label="Messages" class="n">%d<`,
+		w.Stranded["old"]))
 	require.Contains(t, stranded, "queue &#34;old&#34; does not exist or cannot be reached")
 	require.Contains(t, first,
 		"3 messages</strong> in <code>millpond.stranded</code> lost their queue")
@@ -272,6 +317,8 @@ func (h *house) urlAlone(t *testing.T) {
 		{"url-status-orders", []string{"status", "orders"}, exitDone},
 		{"url-verify", []string{"verify"}, exitFound},
 		{"url-waiting", []string{"waiting", "list"}, exitDone},
+		{"url-waiting-gone", []string{"waiting", "list", "gone"}, exitDone},
+		{"url-waiting-none", []string{"waiting", "list", "nowhere"}, exitUsage},
 		{"url-stranded", []string{"stranded", "list"}, exitDone},
 		{"url-not-there", []string{"dead", "list", "nowhere"}, exitUsage},
 		{"blind-status", []string{"--no-management", "status", "orders"}, exitDone},

@@ -87,6 +87,11 @@ func (v View) GoneOf(waiters []Waiter) []Gone {
 	return list
 }
 
+// Announces reports whether Gone has the queue that the messages of an orphan wait for.
+func (v View) Announces(o Orphan) bool {
+	return slices.ContainsFunc(v.Gone, func(g Gone) bool { return g.Queue == o.For })
+}
+
 // lead is what a View knows of the end of a wait in a wait queue.
 type lead struct {
 	fate Fate   // of a message whose queue does not exist

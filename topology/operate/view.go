@@ -528,16 +528,16 @@ func (v *View) unconsumed(m *Main, brakesKnown bool) {
 				if !s.Since.IsZero() {
 					since = " since " + timeText(s.Since)
 				}
-				m.trouble(true, "brake %s, stopped%s", s.Name, since)
+				m.trouble(true, "brake %s stopped%s", s.Name, since)
 			}
 		}
 	}
 	switch {
 	case stopped || !m.Consumers.Known() || m.Consumers.N > 0:
 	case maybe != "" && !brakesKnown:
-		m.trouble(true, "no consumer: brake %s may be stopped", maybe)
+		m.trouble(true, "no consumer (brake %s may be stopped)", maybe)
 	default:
-		m.trouble(true, "no consumer; since when, the broker does not show")
+		m.trouble(true, "no consumer (the broker does not show since when)")
 	}
 }
 

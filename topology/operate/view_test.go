@@ -3,6 +3,7 @@ package operate_test
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -207,7 +208,7 @@ func TestView(t *testing.T) {
 		"stranded": stranded, "dead named by the user": withDead,
 		"users": users, "hostile": hostile, "dead by the broker": deadByBroker,
 		"missing wait queue": missing, "a chain by hand": byHand, "several pages": pages,
-		"in order": inOrder,
+		"in order": inOrder, "messages for queues that are gone": gone,
 	})
 }
 
@@ -420,6 +421,52 @@ func orphans(p place) {
 	// The stranded queue is found without any wait queue.
 	rig.DeleteQueue(p.t, p.url, "millpond.wait.1s")
 	require.Len(p.t, p.find().Stranded, 2)
+}
+
+// Messages that wait for a queue that is gone are named, also where other queues use the wait queue,
+// with what becomes of them. Another View takes them over, until the queue is back.
+func gone(p place) {
+	shared := topology.Shared{Prefix: "s"}
+	for queue, strategy := range map[string]topology.Strategy{
+		"kept": shared, "renamed": shared, "held": topology.PerQueue{},
+		"classic": topology.PerQueue{Type: topology.Classic},
+	} {
+		p.provision(queue, strategy, time.Minute)
+	}
+	due := time.Now().Add(time.Minute).UTC().Truncate(time.Millisecond)
+	var want []operate.Gone
+	for i, w := range []struct {
+		queue, in string
+		fate      operate.Fate
+	}{
+		{"kept", "s.wait.1m", ""},
+		{"renamed", "s.wait.1m", operate.FateStranded},
+		{"held", "held.wait.1m", operate.FateHeld},
+		{"classic", "classic.wait.1m.classic", operate.FateLost},
+	} {
+		first := due.Add(time.Duration(i) * time.Second)
+		for n := range 2 {
+			msg := rig.Message("waits")
+			msg.Headers = amqp.Table{}
+			notes := header.RetryState{Failures: 1, NotBefore: first.Add(time.Duration(n) * time.Hour)}
+			for key, value := range notes.Headers(w.queue) {
+				msg.Headers[key] = value
+			}
+			rig.Publish(p.t, p.url, "", w.in, msg)
+		}
+		if w.fate != "" {
+			rig.DeleteQueue(p.t, p.url, w.queue)
+			want = append(want, operate.Gone{Queue: w.queue, Messages: 2, First: first, Fate: w.fate})
+		}
+	}
+	var v operate.View
+	rig.WaitFor(p.t, "all messages", func() bool {
+		v = p.look(operate.ViewOptions{Exact: true, Trouble: true})
+		return reflect.DeepEqual(want, v.Gone)
+	})
+	require.Equal(p.t, v.Gone, p.look(operate.ViewOptions{Last: &v}).Gone)
+	rig.DeclareQueue(p.t, p.url, "renamed", nil)
+	require.Equal(p.t, want[1:], p.look(operate.ViewOptions{Last: &v}).Gone)
 }
 
 // die publishes a dead letter of a queue.

@@ -78,6 +78,7 @@ func (h *Handler) overview(s *sight) nowView {
 	}
 	for _, w := range s.Vhost.Orphans {
 		switch {
+		case s.Vhost.Announces(w):
 		case !w.Total.Known():
 			o.LostUnknown++
 		case w.Total.N > 0:

@@ -15,6 +15,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // incident is a service of orders in trouble, and the hands of the engineer on call.
@@ -174,10 +175,17 @@ func poison(t *testing.T, y *yard) {
 	require.Contains(t, string(data), "order-5")
 }
 
-// A queue is deleted while messages wait for it. It is declared again, and they return.
+// A queue is deleted while messages wait for it. It is declared again, and they return: not those of
+// another service that are stranded with them, nor those with another cause.
 func stranded(t *testing.T, y *yard) {
 	h := y.newHouse(t)
 	h.strand(5)
+	for i, other := range []string{"loyalty", "loyalty", "parcels"} {
+		m := rig.Message(fmt.Sprint("other ", i))
+		h.Post("far.stranded", shop.Waiting(other, header.RetryState{
+			Failures: 1, Error: "no such customer",
+		}, m))
+	}
 	i := &incident{h: h, t: t, Orders: &shop.Orders{House: h.House}}
 	again := parcels()
 	again.Handle = i.Note(nil)
@@ -191,9 +199,14 @@ func stranded(t *testing.T, y *yard) {
 	i.shot("stranded")
 	i.keep("page-stranded.png")
 	i.press("Act on these messages")
-	i.hold("all messages, because no filter is set")
+	i.fill("Only for queue", "loyalty")
+	i.press("Choose")
+	i.see("for=loyalty")
+	i.visit("/stranded?queue=far.stranded")
+	i.press("Act on the messages for parcels: the shop is closed")
+	i.see("for=parcels")
 	i.press("Rehearse the return")
-	i.confirm("5")
+	i.confirm("5 of 8")
 	i.AwaitHandled(5)
-	rig.AwaitDepth(t, h.URL, "far.stranded", 0)
+	rig.AwaitDepth(t, h.URL, "far.stranded", 3)
 }

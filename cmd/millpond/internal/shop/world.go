@@ -10,7 +10,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/budget"
 	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/middleware/outage"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -30,8 +33,8 @@ const (
 	Causes = 16
 	// Blocked is the cause of the letter that blocks the key.
 	Blocked = "no such customer"
-	// Brake is stopped.
-	Brake = "payments"
+	// Brake is stopped, with the queue Braked; the service of Down is, too.
+	Brake, Braked, Down = "payments", "prices", "stock"
 	// Orphan is a wait queue with messages whose queue is gone.
 	Orphan = "vanished.wait.1h"
 )
@@ -52,12 +55,16 @@ func NewWorld(h *House) *World {
 	w := &World{
 		House: h, Dead: map[string]map[string]int{}, Waiting: map[string]int{},
 		Sharing: map[string]string{
-			"returns": "far", "stock": "far", "gone": "far", "mail": "millpond", "news": "millpond",
+			"returns": "far", Down: "far", "gone": "far", "mail": "millpond", "news": "millpond",
 		},
 		Stranded: map[string]int{"old": 3},
 	}
 	h.Furnish() // orders, invoices and mail
 	far := topology.Shared{Prefix: "far"}
+	brake, err := budget.New(budget.Config{
+		Share: 0.5, Delay: time.Second, Brake: outage.Brake{Name: Brake},
+	})
+	require.NoError(h.T, err)
 	long := "a name with spaces, of many characters " + strings.Repeat("x", 100)
 	for _, c := range []rig.Config{
 		{Queue: "orders"},
@@ -66,8 +73,11 @@ func NewWorld(h *House) *World {
 		{Queue: "news", Strategy: topology.Levels{Max: 2 * time.Hour}},
 		{Queue: "parcels", Strategy: topology.PerAttempt{}},
 		{Queue: "returns", Strategy: far},
-		{Queue: "stock", Strategy: far},
-		{Queue: "prices", Strategy: topology.PerQueue{Type: topology.Classic}},
+		{Queue: Down, Strategy: far},
+		{
+			Queue: Braked, Strategy: topology.PerQueue{Type: topology.Classic},
+			RetryOptions: []middleware.Option{middleware.WithBudget(brake)},
+		},
 		{Queue: "größe & preis/%2F"},
 		{Queue: `<b>"quoted"</b> 'q'`},
 		{Queue: long, Strategy: topology.PerAttempt{}},
@@ -86,9 +96,11 @@ func NewWorld(h *House) *World {
 	w.vanishes(rig.Config{Queue: "gone", Strategy: far}, 2)
 	h.Strand(rig.Config{Queue: "old", Strategy: topology.Levels{Max: 2 * time.Hour}},
 		"millpond.stranded", w.Stranded["old"])
-	_, err := rig.OpenOperator(h.T, h.URL).StopBrake(context.Background(), Brake, "anna", "it moves",
-		time.Hour)
+	shared, err := rig.OpenOperator(h.T, h.URL).StopBrake(context.Background(), Brake, "anna",
+		"it moves", time.Hour)
 	require.NoError(h.T, err)
+	require.True(h.T, shared)
+	h.Services[Down].Stop()
 	for queue := range w.Dead {
 		rig.AwaitDepth(h.T, h.URL, queue+".dlq", w.DeadOf(queue))
 	}
