@@ -59,7 +59,6 @@ func (a app) statusOnce(ctx context.Context, c *cli.Command, queues []string) er
 		}
 		if s.vhost != nil && !c.Bool(flagJSON) {
 			s.printStopped()
-			s.printGone(s.vhost.Gone)
 		}
 		return s.reports(ctx, plans)
 	})

@@ -64,9 +64,10 @@ func (a app) open(ctx context.Context, c *cli.Command) (s *session, err error) {
 // may tell it.
 func (s *session) find(ctx context.Context) error {
 	status := s.c.Name == "status"
+	all := status && s.c.NArg() == 0
 	options := operate.ViewOptions{
-		Exact: status && s.c.NArg() == 0, Brakes: status, Last: s.last,
-		Trouble: s.last != nil && time.Since(s.last.Looked) > lookBehind,
+		Exact: all, Brakes: status, Last: s.last,
+		Trouble: all && s.last != nil && time.Since(s.last.Looked) > lookBehind,
 	}
 	found, err := s.operator.View(ctx, options)
 	if err == nil && slices.ContainsFunc(found.Mains, deadUnknown) && len(found.Unclaimed) > 0 {

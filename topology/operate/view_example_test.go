@@ -105,6 +105,28 @@ func ExampleView() {
 	// [name letter argument policy] PerQueue PerAttempt Shared Levels InOrder unknown
 }
 
+// Messages wait for a queue that does not exist any more.
+func ExampleView_GoneOf() {
+	view := operate.View{} // as Operator.View returns it
+	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	view.Gone = view.GoneOf([]operate.Waiter{ // as Operator.Waiting returns them
+		{Queue: "mail", WaitQueue: "millpond.wait.1h", Due: noon.Add(time.Hour)},
+		{Queue: "mail", WaitQueue: "millpond.wait.1h", Due: noon},
+	})
+	for _, gone := range view.Gone {
+		fmt.Println(strings.ReplaceAll(gone.String(), "; ", ";\n"))
+	}
+	fmt.Println(view.Announces(operate.Orphan{For: "mail"}))
+	lost := operate.Gone{Queue: "mail", Messages: 1, Fate: operate.FateLost}
+	fmt.Println(lost.Fate, operate.FateHeld, operate.FateStranded)
+	// Output:
+	// 2 messages wait for queue "mail", which is gone: the first returns at 2026-03-01 12:00:00Z;
+	// start its service before, which declares the queue;
+	// later, millpond stranded return moves them, and --to names another queue
+	// true
+	// lost held stranded
+}
+
 // The user says which queue keeps the dead letters of a queue.
 func ExampleView_WithDead() {
 	view := operate.View{Vhost: "shop"}

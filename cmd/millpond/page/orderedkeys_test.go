@@ -116,6 +116,12 @@ func TestMaskedKeys(t *testing.T) {
 	seen := reader.looksAtKeys("blocked keys 1")
 	require.NotContains(t, seen.body, "release-key")
 	require.NotContains(t, seen.body, secret)
+	rig.WaitFor(t, "the blocked key on the first page", func() bool {
+		seen = reader.get("/")
+		return strings.Contains(seen.text(), ") blocked since ")
+	})
+	require.Regexp(t, `key \(masked [0-9a-f]{6}\) blocked since [-0-9: Z]+, 1 behind it`, seen.text())
+	require.NotContains(t, seen.body, secret)
 	v := h.open(func(c *page.Config) {
 		masks(c)
 		trusting(c)

@@ -126,9 +126,18 @@ func (h *house) pages(b *tab, w *shop.World) []named {
 		b.see(texts...)
 		all = append(all, named{name, b.path()})
 	}
+	dead := 0
+	for queue := range w.Dead {
+		dead += w.DeadOf(queue)
+	}
+	b.visit("/")
+	b.see(fmt.Sprintf(`%d messages wait for queue "gone", which is gone`, w.Waiting["gone"]),
+		fmt.Sprintf(`%d messages wait for queue "vanished", which is gone`, w.Waiting["vanished"]),
+		"brake "+shop.Brake+" stopped since", "no consumer (", `key "k 1" blocked since`,
+		fmt.Sprintf("%d behind it", w.Behind))
 	b.visit("/dead")
 	m.press("Look at the letters")
-	here("dead", fmt.Sprintf("%d causes of", shop.Causes+1))
+	here("dead", fmt.Sprintf("%d causes of %d letters", shop.Causes+1, dead))
 	b.visit(few)
 	here("dead-filtered", "1 cause of 2 letters")
 	m.press("0-11-0")
