@@ -117,8 +117,8 @@ func ExampleView_GoneOf() {
 		fmt.Println(strings.ReplaceAll(gone.String(), "; ", ";\n"))
 	}
 	fmt.Println(view.Announces(operate.Orphan{For: "mail"}))
-	lost := operate.Gone{Queue: "mail", Messages: 1, Fate: operate.FateLost}
-	fmt.Println(lost.Fate, operate.FateHeld, operate.FateStranded)
+	var worst operate.Fate = operate.Gone{Fate: operate.FateLost}.Fate
+	fmt.Println(worst, operate.FateHeld, operate.FateStranded)
 	// Output:
 	// 2 messages wait for queue "mail", which is gone: the first returns at 2026-03-01 12:00:00Z;
 	// start its service before, which declares the queue;

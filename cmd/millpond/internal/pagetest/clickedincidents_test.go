@@ -203,7 +203,7 @@ func stranded(t *testing.T, y *yard) {
 	i.press("Choose")
 	i.see("for=loyalty")
 	i.visit("/stranded?queue=far.stranded")
-	i.press("Act on the messages for parcels: the shop is closed")
+	i.press("Act on these … for parcels: the shop is closed")
 	i.see("for=parcels")
 	i.press("Rehearse the return")
 	i.confirm("5 of 8")
