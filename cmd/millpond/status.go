@@ -86,8 +86,6 @@ func (s *session) reports(ctx context.Context, plans []topology.Plan) error {
 const (
 	// mostTrouble is the most queues in trouble that the overview shows without --all.
 	mostTrouble = 30
-	// maxGone is the most queues that are gone, with messages that wait for them, that are named.
-	maxGone = 20
 	// maxUnclear is the most things that the overview names because the broker does not tell them.
 	maxUnclear = 5
 	// fewQueues is the number of queues up to which the overview shows all.
@@ -187,11 +185,7 @@ func (s *session) lost() {
 
 // printGone prints the messages that wait for queues that are gone.
 func (s *session) printGone(gone []operate.Gone) {
-	for i, g := range gone {
-		if i == maxGone {
-			fmt.Fprintf(s.out, "… and %d more queues that are gone; status --json prints them\n", len(gone)-i)
-			break
-		}
+	for _, g := range gone {
 		fmt.Fprintln(s.out, s.colour(red, "waiting: "+harmless(g.String())))
 	}
 }

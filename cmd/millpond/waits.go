@@ -77,26 +77,24 @@ func (a app) waitingList() *cli.Command {
 // waitPlans returns the plans of the named queues. Without a name, and for a queue that is gone, a
 // plan has all wait queues.
 func (s *session) waitPlans(queues []string) (plans []topology.Plan, gone []string, err error) {
-	if s.vhost == nil {
-		plans, err = s.plans(queues)
-		return plans, nil, err
-	}
 	known := slices.DeleteFunc(distinct(queues), func(queue string) bool {
-		_, there := s.vhost.Main(queue)
-		if !there {
+		_, there := s.found(queue)
+		if s.vhost != nil && !there {
 			gone = append(gone, queue)
 		}
-		return !there
+		return s.vhost != nil && !there
 	})
 	if len(known) > 0 || len(gone) == 0 {
 		plans, err = s.plans(known)
 	}
-	all := s.vhost.Waits()
-	if len(queues) == 0 {
-		plans = []topology.Plan{all}
-	}
-	for _, all.Queue = range gone {
-		plans = append(plans, all)
+	if s.vhost != nil {
+		all := s.vhost.Waits()
+		if len(queues) == 0 {
+			plans = []topology.Plan{all}
+		}
+		for _, all.Queue = range gone {
+			plans = append(plans, all)
+		}
 	}
 	return plans, gone, err
 }

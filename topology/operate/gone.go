@@ -13,7 +13,7 @@ import (
 
 // Gone are messages that wait for a queue that does not exist.
 type Gone struct {
-	// Queue is the name of the queue.
+	// Queue is the name of the queue; OtherQueues after the first twenty.
 	Queue string
 	// Messages counts them. First is when the first of them returns; zero where no header says.
 	Messages int
@@ -64,6 +64,9 @@ func (v View) GoneOf(waiters []Waiter) []Gone {
 		name := cmp.Or(w.Queue, v.leads[w.WaitQueue].gone)
 		if _, there := v.queues[name]; there || name == "" {
 			continue
+		}
+		if found[name] == nil && len(names) >= maxCounts {
+			name = OtherQueues // any publisher may have written the names
 		}
 		g := found[name]
 		if g == nil {

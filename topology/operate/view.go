@@ -515,30 +515,21 @@ func (m *Main) trouble(is bool, format string, args ...any) {
 
 // unconsumed names the brake that has stopped the consumers of a queue, or says that it has none.
 func (v *View) unconsumed(m *Main, brakesKnown bool) {
-	stopped, maybe := false, ""
-	for _, b := range v.Brakes {
-		if !slices.Contains(b.Queues, m.Name) {
-			continue
-		}
-		maybe = b.Name
-		for _, s := range v.Stopped {
-			if s.Name == b.Name {
-				stopped = true
-				since := ""
-				if !s.Since.IsZero() {
-					since = " since " + timeText(s.Since)
-				}
-				m.trouble(true, "brake %s stopped%s", s.Name, since)
+	for _, s := range v.Stopped {
+		if slices.Contains(v.QueuesOf(s.Name), m.Name) {
+			since := " since " + timeText(s.Since)
+			if s.Since.IsZero() {
+				since = ""
 			}
+			m.trouble(true, "brake %s stopped%s", s.Name, since)
+			return
 		}
 	}
-	switch {
-	case stopped || !m.Consumers.Known() || m.Consumers.N > 0:
-	case maybe != "" && !brakesKnown:
-		m.trouble(true, "no consumer (brake %s may be stopped)", maybe)
-	default:
-		m.trouble(true, "no consumer (the broker does not show since when)")
+	why := "the broker does not show since when"
+	if !brakesKnown && len(v.Brakes) > 0 {
+		why = "or a brake is stopped"
 	}
+	m.trouble(m.Consumers.Known() && m.Consumers.N == 0, "no consumer (%s)", why)
 }
 
 // ByTrouble returns the queues of Mains, those in trouble first, and their number.

@@ -189,17 +189,19 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 		if src.pile == nil {
 			continue
 		}
-		v.Total += src.pile.total
+		v.Total += len(src.pile.stubs)
 		v.Kept += len(src.pile.contents)
 		for _, o := range src.pile.origins.values {
 			reasons[o.reason], handlers[o.handler] = true, true
 		}
-		left, err := src.pile.chosen(chosen, func(_ *stub, _ *detail, t tally) {
-			v.Chosen += t.n
-			if t.first != 0 && (first == 0 || t.first < first) {
-				first = t.first
+		left, err := src.pile.chosen(chosen, func(s *stub, _ *detail) {
+			v.Chosen++
+			if s.dead != 0 {
+				if first == 0 || s.dead < first {
+					first = s.dead
+				}
+				last = max(last, s.dead)
 			}
-			last = max(last, t.last)
 		})
 		if v.Left += left; err != nil {
 			return err
@@ -213,7 +215,7 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 		if src.pile == nil {
 			continue
 		}
-		_, err := src.pile.chosen(chosen, func(s *stub, d *detail, t tally) {
+		_, err := src.pile.chosen(chosen, func(s *stub, d *detail) {
 			c := &src.pile.causes.values[s.cause]
 			g := groups[c.id]
 			if g == nil {
@@ -223,7 +225,7 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 				}}
 				groups[g.ID] = g
 			}
-			g.add(t, &src.pile.origins.values[s.from], first, last)
+			g.add(s.dead, &src.pile.origins.values[s.from], first, last)
 			if d != nil {
 				if listed/perPage+1 == page {
 					v.Letters = append(v.Letters, letterRowOf(src, s, d))
@@ -277,20 +279,22 @@ func namesIn(set map[string]bool) []string {
 	return names[:min(len(names), maxGroups)]
 }
 
-func (g *group) add(t tally, from *origin, first, last int64) {
-	g.Count += t.n
-	g.Queues[from.queue] += t.n
-	g.Handlers[from.handler] += t.n
-	g.Reasons[from.reason] += t.n
-	if at := time.UnixMilli(t.first); t.first != 0 && (g.First.IsZero() || at.Before(g.First)) {
+func (g *group) add(dead int64, from *origin, first, last int64) {
+	g.Count++
+	g.Queues[from.queue]++
+	g.Handlers[from.handler]++
+	g.Reasons[from.reason]++
+	if dead == 0 {
+		return
+	}
+	at := time.UnixMilli(dead)
+	if g.First.IsZero() || at.Before(g.First) {
 		g.First = at
 	}
-	if at := time.UnixMilli(t.last); t.last != 0 && at.After(g.Last) {
+	if at.After(g.Last) {
 		g.Last = at
 	}
-	if t.first == t.last && t.first != 0 { // the times between are not kept
-		g.times[min(int((t.first-first)*bins/max(last-first, 1)), bins-1)] += t.n
-	}
+	g.times[min(int((dead-first)*bins/max(last-first, 1)), bins-1)]++
 }
 
 func sortedGroups(groups map[string]*group) []group {
@@ -394,8 +398,8 @@ func (h *Handler) lookAt(
 			if err != nil {
 				return nil, err
 			}
-			if p.add(l, room); p.total%500 == 0 {
-				note(counted(p.total, "letter"))
+			if p.add(l, room); len(p.stubs)%500 == 0 {
+				note(counted(len(p.stubs), "letter"))
 			}
 		}
 		p.at, p.took = time.Now(), time.Since(began)

@@ -24,9 +24,7 @@ type nowView struct {
 	Trouble               int // rows in trouble
 	Waiting, Dead         operate.Count
 	Lost                  []lost
-	Gone                  []operate.Gone // messages for queues that are gone
 	UnclearMore, LostMore int
-	GoneMore              int
 	LostEmpty             int // wait queues that lead to no queue and are empty
 	LostUnknown           int // queues whose messages would be lost, and whose count is not known
 	Unclear               []operate.Unclear
@@ -42,13 +40,6 @@ type lost struct {
 
 // maxUnclear bounds lists of the page.
 const maxUnclear = 20
-
-// gone returns the first queues that are gone with messages that wait for them, and how many others.
-func (s *sight) gone() (first []operate.Gone, more int) {
-	all := s.Vhost.Gone
-	first = all[:min(len(all), maxUnclear)]
-	return first, len(all) - len(first)
-}
 
 func (h *Handler) overview(s *sight) nowView {
 	none := operate.Count{Source: operate.SourceManagement}
@@ -87,7 +78,6 @@ func (h *Handler) overview(s *sight) nowView {
 			o.LostEmpty++
 		}
 	}
-	o.Gone, o.GoneMore = s.gone()
 	if o.LostMore = len(o.Lost) - maxUnclear; o.LostMore > 0 {
 		o.Lost = o.Lost[:maxUnclear]
 	}

@@ -1,7 +1,6 @@
 package page
 
 import (
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -11,11 +10,9 @@ import (
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
-// The bounds of the memory for letters, over all looks. Beyond them the oldest looks lose payloads,
-// lists and times, never the counts of their causes.
+// The bounds of the memory for letters, over all looks. Beyond them the oldest looks lose payloads
+// and lists, never their stubs, which are counted.
 const (
-	// maxStubs letters are counted one by one, with their times.
-	maxStubs = 1 << 20
 	// maxDetails letters are in lists.
 	maxDetails = 100_000
 	// maxContents bytes of headers and payloads are kept, of each letter at most maxBody.
@@ -26,19 +23,16 @@ const (
 	// maxCauses causes are told apart in one look.
 	maxCauses = 1000
 	// maxLooks filters are kept whose looks have chosen letters, beside the looks at all letters.
-	maxLooks = 20
+	maxLooks = 5
 )
 
 // pile is the result of a look at a dead-letter queue. It is not changed once the look has ended.
 type pile struct {
-	queue string // the dead-letter queue
-	key   string // the filter of the look
-	at    time.Time
-	took  time.Duration
-	// total counts the letters that the look has chosen.
-	total    int
-	stubs    []stub
-	crowds   map[crowd]tally        // the letters behind the stubs
+	queue    string // the dead-letter queue
+	key      string // the filter of the look
+	at       time.Time
+	took     time.Duration
+	stubs    []stub                 // of all letters that the look has chosen
 	details  []detail               // of the first stubs
 	contents map[int]operate.Letter // by position
 	bytes    int
@@ -52,28 +46,6 @@ type stub struct {
 	position int32
 	cause    uint16 // a number of the pile's causes
 	from     uint16 // a number of its origins
-}
-
-// crowd are the letters of a cause and an origin that have no stubs.
-type crowd struct{ cause, from uint16 }
-
-// tally is their number, and when the first and the last of them died, as a stub has it.
-type tally struct {
-	n           int
-	first, last int64
-}
-
-// count counts a letter without a stub.
-func (p *pile) count(s stub) {
-	if p.crowds == nil {
-		p.crowds = map[crowd]tally{}
-	}
-	key := crowd{s.cause, s.from}
-	t := p.crowds[key]
-	if t.n == 0 || s.dead < t.first {
-		t.first = s.dead
-	}
-	p.crowds[key] = tally{t.n + 1, t.first, max(t.last, s.dead)}
 }
 
 // cause is a fingerprint.
@@ -115,7 +87,6 @@ type detail struct {
 
 // add adds a letter of a look. room says how many details and bytes may still be kept.
 func (p *pile) add(l operate.Letter, room *room) {
-	p.total++
 	id, text := operate.Fingerprint(l)
 	s := stub{
 		position: int32(l.Position),
@@ -127,11 +98,6 @@ func (p *pile) add(l operate.Letter, room *room) {
 	if !l.DeadAt.IsZero() {
 		s.dead = l.DeadAt.UnixMilli()
 	}
-	if room.stubs <= 0 {
-		p.count(s)
-		return
-	}
-	room.stubs--
 	if room.details > 0 {
 		room.details--
 		p.details = append(p.details, detail{
@@ -174,7 +140,7 @@ func light(l operate.Letter) operate.Letter {
 }
 
 // room is the memory that is left.
-type room struct{ stubs, details, bytes int }
+type room struct{ details, bytes int }
 
 // letterStore keeps the results of looks, within its bounds.
 type letterStore struct {
@@ -189,17 +155,17 @@ type kept struct {
 	size   int
 }
 
-// begin makes room for a look: the last one with the same key keeps its counts alone until the end.
+// begin makes room for a look. The last one with the same key keeps its counts until the end.
 func (s *letterStore) begin(queue, key string) (*pile, *room) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, p := range s.piles {
 		if p.queue == queue && p.key == key {
-			s.piles[i] = p.without(&room{})
+			s.piles[i] = p.within(&room{})
 		}
 	}
 	p := &pile{queue: queue, key: key, contents: map[int]operate.Letter{}}
-	return p, &room{maxStubs, maxDetails, maxContents}
+	return p, &room{maxDetails, maxContents}
 }
 
 // end keeps a look in place of the last one with the same key. Others lose what does not fit, the
@@ -207,35 +173,29 @@ func (s *letterStore) begin(queue, key string) (*pile, *room) {
 func (s *letterStore) end(p *pile) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	left := &room{maxStubs - len(p.stubs), maxDetails - len(p.details), maxContents - p.bytes}
+	left := &room{maxDetails - len(p.details), maxContents - p.bytes}
 	kept, filters := []*pile{p}, map[string]bool{p.key: true, "": true}
 	for _, o := range slices.Backward(s.piles) {
-		if !filters[o.key] && len(filters) <= maxLooks {
+		if filters[o.key] || len(filters) <= maxLooks {
 			filters[o.key] = true
-		}
-		if filters[o.key] && (o.queue != p.queue || o.key != p.key) {
-			kept = append(kept, o.without(left))
+			if o.queue != p.queue || o.key != p.key {
+				kept = append(kept, o.within(left))
+			}
 		}
 	}
 	slices.Reverse(kept)
 	s.piles = kept
 }
 
-// without returns a look without the payloads, the list and the stubs for which no room is left.
-func (p *pile) without(left *room) *pile {
+// within returns a look without the payloads and the list for which no room is left.
+func (p *pile) within(left *room) *pile {
 	o := *p
-	if left.bytes -= p.bytes; left.bytes < 0 {
+	left.bytes, left.details = left.bytes-p.bytes, left.details-len(p.details)
+	if left.bytes < 0 || left.details < 0 {
 		o.contents, o.bytes = nil, 0
 	}
-	if left.details -= len(p.details); left.details < 0 {
-		o.details, o.contents, o.bytes = nil, nil, 0
-	}
-	if left.stubs -= len(p.stubs); left.stubs < 0 {
-		o.contents, o.bytes, o.details, o.stubs = nil, 0, nil, nil
-		o.crowds = maps.Clone(p.crowds)
-		for _, s := range p.stubs {
-			o.count(s)
-		}
+	if left.details < 0 {
+		o.details = nil
 	}
 	return &o
 }
@@ -269,33 +229,26 @@ func (s *letterStore) letter(queue, id string, position int) (kept, bool) {
 }
 
 // chosen calls do with the letters of a look that meet the filter, by position, and with their
-// details, if they are kept; then for each crowd, whose stub has no position. left counts the letters
-// that may meet it and whose details are not kept. No list is made, because a look may have a million
-// letters.
+// details, if they are kept. left counts the letters that may meet it and whose details are not
+// kept. No list is made, because a look may have a million letters.
 func (p *pile) chosen(
-	f operate.Filter, do func(*stub, *detail, tally),
+	f operate.Filter, do func(*stub, *detail),
 ) (left int, err error) {
 	detailed := operate.Filter{IDs: f.IDs, Error: f.Error}
 	chooses, err := detailed.Matcher()
 	if err != nil {
 		return 0, err
 	}
-	differs := func(cause, origin uint16) bool {
-		from := &p.origins.values[origin]
-		return len(f.Queues) > 0 && !slices.Contains(f.Queues, from.queue) ||
-			f.Reason != "" && f.Reason != header.Reason(from.reason) ||
-			f.Handler != "" && f.Handler != from.handler ||
-			f.Group != "" && f.Group != p.causes.values[cause].id
-	}
-	early := func(dead int64) bool {
-		return !f.Since.IsZero() && (dead == 0 || dead < f.Since.UnixMilli())
-	}
-	late := func(dead int64) bool {
-		return !f.Until.IsZero() && (dead == 0 || dead >= f.Until.UnixMilli())
-	}
 	for i := range p.stubs {
 		s := &p.stubs[i]
-		if differs(s.cause, s.from) || early(s.dead) || late(s.dead) {
+		from := &p.origins.values[s.from]
+		switch {
+		case len(f.Queues) > 0 && !slices.Contains(f.Queues, from.queue),
+			f.Reason != "" && f.Reason != header.Reason(from.reason),
+			f.Handler != "" && f.Handler != from.handler,
+			f.Group != "" && f.Group != p.causes.values[s.cause].id,
+			!f.Since.IsZero() && (s.dead == 0 || s.dead < f.Since.UnixMilli()),
+			!f.Until.IsZero() && (s.dead == 0 || s.dead >= f.Until.UnixMilli()):
 			continue
 		}
 		var d *detail
@@ -307,15 +260,7 @@ func (p *pile) chosen(
 		} else if left++; !detailed.IsZero() {
 			continue
 		}
-		do(s, d, tally{1, s.dead, s.dead})
-	}
-	for c, t := range p.crowds {
-		if differs(c.cause, c.from) || early(t.last) || late(t.first) {
-			continue
-		}
-		if left += t.n; detailed.IsZero() && !early(t.first) && !late(t.last) {
-			do(&stub{cause: c.cause, from: c.from}, nil, t)
-		}
+		do(s, d)
 	}
 	return left, nil
 }

@@ -3,7 +3,6 @@ package page
 import (
 	"cmp"
 	"context"
-	"html/template"
 	"net/http"
 	"net/url"
 	"slices"
@@ -20,8 +19,7 @@ type waitingView struct {
 	At     time.Time
 	Queues []queueChoice
 	// Gone are messages for queues that are gone.
-	Gone     []operate.Gone
-	GoneMore int
+	Gone []operate.Gone
 	// Main is the chosen queue; nil if none is chosen.
 	Main     *operate.Main
 	Messages []operate.Waiter
@@ -41,8 +39,7 @@ func (h *Handler) waiting(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	v := &waitingView{Now: time.Now(), At: s.At}
-	v.Gone, v.GoneMore = s.gone()
+	v := &waitingView{Now: time.Now(), At: s.At, Gone: s.Vhost.Gone}
 	name := r.URL.Query().Get("queue")
 	for _, main := range s.Vhost.Mains {
 		v.Queues = append(v.Queues, queueChoice{main.Name, main.Waiting, main.Name == name})
@@ -129,46 +126,12 @@ type strandedView struct {
 // strays are stranded messages as a look has seen them.
 type strays struct {
 	Total    int
-	Messages []operate.StrandedMessage // the first
-	Groups   []strayGroup
-}
-
-// strayGroup are the messages for one queue with one cause.
-type strayGroup struct {
-	For, ID, Error string
-	Count          int
-}
-
-// Address is the filter that chooses them.
-func (g strayGroup) Address() template.URL {
-	values := url.Values{"for": {g.For}, "group": {g.ID}}
-	return template.URL(values.Encode())
+	Messages []operate.StrandedMessage // the first, without payload and headers
+	Groups   []operate.Group
 }
 
 // maxStranded is how many stranded messages a look shows.
 const maxStranded = 500
-
-// add counts a message, and keeps it without payload and headers.
-func (s *strays) add(m operate.StrandedMessage) {
-	id, text := operate.Fingerprint(m.Letter)
-	i := slices.IndexFunc(s.Groups, func(g strayGroup) bool { return g.For == m.Queue && g.ID == id })
-	switch {
-	case i >= 0:
-	case len(s.Groups) < maxCauses:
-		i = len(s.Groups)
-		s.Groups = append(s.Groups, strayGroup{For: m.Queue, ID: id, Error: text})
-	default:
-		i = maxCauses - 1
-		s.Groups[i].For, s.Groups[i].ID, s.Groups[i].Error = "", "", "(others)"
-	}
-	s.Groups[i].Count++
-	if s.Total++; len(s.Messages) < maxStranded {
-		m.Why, m.Letter = cutBytes(m.Why, 500), operate.Letter{
-			ID: m.ID, Queue: m.Queue, DeadAt: m.DeadAt, Attempts: m.Attempts,
-		}
-		s.Messages = append(s.Messages, m)
-	}
-}
 
 func (h *Handler) stranded(w http.ResponseWriter, r *http.Request) error {
 	s, err := h.seen(r.Context())
@@ -186,9 +149,8 @@ func (h *Handler) stranded(w http.ResponseWriter, r *http.Request) error {
 		return noStranded(v.Queue)
 	}
 	v.looked, v.strays = lastLook[strays](h, "stranded\x00"+v.Queue)
-	if v.MoreGroups = max(len(v.Groups)-maxGroups, 0); v.MoreGroups > 0 {
-		v.Groups = v.Groups[:maxGroups]
-	}
+	v.MoreGroups = max(len(v.Groups)-maxGroups, 0)
+	v.Groups = v.Groups[:len(v.Groups)-v.MoreGroups]
 	return h.show(w, r, "stranded", view{
 		Title: "Stranded", Nav: "stranded", Data: v, Running: v.Running,
 	})
@@ -214,17 +176,21 @@ func (h *Handler) lookStranded(w http.ResponseWriter, r *http.Request) error {
 	return h.lookAndShow(w, r, "stranded\x00"+queue, path,
 		func(ctx context.Context, o *operate.Operator, note func(string)) (any, error) {
 			var found strays
-			for m, err := range o.Stranded(ctx, queue, operate.Filter{}, 0) {
-				if err != nil {
-					return found, err
-				}
-				if found.add(m); found.Total%500 == 0 {
+			var err error
+			found.Groups, err = operate.GroupByError(func(yield func(operate.Letter, error) bool) {
+				for m, err := range o.Stranded(ctx, queue, operate.Filter{}, 0) {
+					if !yield(m.Letter, err) {
+						return
+					}
+					if found.Total++; found.Total <= maxStranded {
+						m.Why, m.Letter = cutBytes(m.Why, 500), operate.Letter{
+							ID: m.ID, Queue: m.Queue, DeadAt: m.DeadAt, Attempts: m.Attempts,
+						}
+						found.Messages = append(found.Messages, m)
+					}
 					note(counted(found.Total, "message"))
 				}
-			}
-			slices.SortFunc(found.Groups, func(a, b strayGroup) int {
-				return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.For, b.For))
 			})
-			return found, nil
+			return found, err
 		})
 }
