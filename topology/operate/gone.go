@@ -152,8 +152,8 @@ func (v *View) lookBehind(ctx context.Context, o *Operator) {
 	v.takeOver(ctx, o, View{})
 }
 
-// takeOver takes over what another View has found behind the counts. It reads the keys of lines that
-// have changed.
+// takeOver takes over what another View has found behind the counts. It reads the keys of lines
+// that have changed.
 func (v *View) takeOver(ctx context.Context, o *Operator, last View) {
 	if v.Looked.IsZero() {
 		v.Looked, v.hiddenErr = last.Looked, last.hiddenErr

@@ -424,7 +424,12 @@ func (v *View) count(ctx context.Context, o *Operator) error {
 				q.Ready, q.Consumers = amqpCount(now.Messages), amqpCount(now.Consumers)
 				if q.Total.Known() || now.Messages > 0 {
 					q.Total = q.Ready
-					q.Total.N += max(q.Unacked.N, 0) + max(q.Held.N, 0)
+					q.Total.N += max(q.Held.N, 0)
+					// A queue that keeps messages has none in progress without a consumer: the API still
+					// counts those of a look that is over, for some seconds.
+					if _, main := v.Main(q.Name); main || now.Consumers > 0 {
+						q.Total.N += max(q.Unacked.N, 0)
+					}
 				}
 			}
 		}

@@ -423,8 +423,8 @@ func orphans(p place) {
 	require.Len(p.t, p.find().Stranded, 2)
 }
 
-// Messages that wait for a queue that is gone are named, also where other queues use the wait queue,
-// with what becomes of them. Another View takes them over, until the queue is back.
+// Messages that wait for a queue that is gone are named, also where other queues use the wait
+// queue, with what becomes of them. Another View takes them over, until the queue is back.
 func gone(p place) {
 	shared := topology.Shared{Prefix: "s"}
 	for queue, strategy := range map[string]topology.Strategy{

@@ -17,7 +17,8 @@ type filter map[string][]string
 
 // conditions are the names of a filter, and maxValue and maxValues bound it.
 var conditions = []string{
-	queueName, "id", "for", "reason", "handler", "error", "group", "since", "until", "payload", "header",
+	queueName, "id", "for", "reason", "handler", "error", "group", "since", "until", "payload",
+	"header",
 }
 
 const (

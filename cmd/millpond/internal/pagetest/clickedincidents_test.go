@@ -175,8 +175,8 @@ func poison(t *testing.T, y *yard) {
 	require.Contains(t, string(data), "order-5")
 }
 
-// A queue is deleted while messages wait for it. It is declared again, and they return: not those of
-// another service that are stranded with them, nor those with another cause.
+// A queue is deleted while messages wait for it. It is declared again, and they return: not those
+// of another service that are stranded with them, nor those with another cause.
 func stranded(t *testing.T, y *yard) {
 	h := y.newHouse(t)
 	h.strand(5)
