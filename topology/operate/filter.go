@@ -109,16 +109,13 @@ func (f *Filter) Set(name, value string, now time.Time) error {
 		f.Queues = append(slices.Clip(f.Queues), value)
 	case "reason":
 		return once((*string)(&f.Reason))
-	case "error":
+	case "error", "payload":
 		_, err = patternOf(name, value)
-		return once(&f.Error)
+		return once(map[string]*string{"error": &f.Error, "payload": &f.Payload}[name])
 	case "handler":
 		return once(&f.Handler)
 	case "group":
 		return once(&f.Group)
-	case "payload":
-		_, err = patternOf(name, value)
-		return once(&f.Payload)
 	case "since":
 		return setTime(&f.Since, name, value, now)
 	case "until":

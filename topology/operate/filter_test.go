@@ -19,6 +19,7 @@ func TestTheTextOfAFilter(t *testing.T) {
 			IDs: []string{"order-1", "order 2"}, Reason: "permanent", Error: `no "stock"`,
 			Handler: "ship", Group: "1627",
 		},
+		`for=orders for="a b"`: {Queues: []string{"orders", "a b"}},
 		"since=2026-03-01T00:00:00Z until=2026-03-01T12:30:00.5Z delay=1m30s": {
 			Since: day, Until: day.Add(12*time.Hour + 30*time.Minute + time.Second/2),
 			Delay: 90 * time.Second,
