@@ -78,8 +78,8 @@ func (s *session) brakesOf(ctx context.Context, names []string) (
 		}
 		err = errors.Join(errs...)
 	case s.vhost == nil:
-		return nil, usage("name the brakes, because AMQP cannot list them and the management API "+
-			"cannot be asked: %v", s.blind)
+		return nil, usage("name the brakes, or the management API with --%s, because AMQP cannot "+
+			"list them and the API cannot be asked: %v", flagManagement, s.blind)
 	default:
 		states, err = s.operator.Brakes(ctx)
 	}

@@ -103,7 +103,7 @@ func TestBrakeWithoutManagement(t *testing.T) {
 	testbroker.Delete(t, fleet.Prefix+s.queue)
 	o := s.tool("brake", "list")
 	require.Equal(t, exitUsage, o.code)
-	require.Contains(t, o.err, "name the brakes, because AMQP cannot list them")
+	require.Contains(t, o.err, "name the brakes, or the management API with --management, ")
 	o = s.tool("brake", "list", s.queue)
 	require.Equal(t, exitFound, o.code)
 	require.Contains(t, o.err, `there is no brake "orders"`)
