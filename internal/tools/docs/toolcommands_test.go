@@ -132,6 +132,9 @@ func (d *desk) furnish(c command) {
 	if old != "" {
 		d.must("declare", "orders", "--policy", old)
 	}
+	if words[0] == "brake" {
+		rig.StartBraked(d.t, rig.Braked{URL: d.url, Queue: "mail", Name: "payments", Handle: rig.Succeed})
+	}
 	if words[0] == "brake" && slices.Contains(words, "start") {
 		d.must("brake", "stop", words[len(words)-1])
 	}
