@@ -36,9 +36,15 @@ func editFlags() []cli.Flag {
 			Name: "patch", Usage: "change the payload by a JSON patch (RFC 6902), `FILE|JSON`; " +
 				"a letter that it does not fit stays",
 		},
+		&cli.BoolFlag{
+			Name: flagNotJSON, Usage: "with --edit: a payload that was JSON may become another one",
+		},
 		&cli.BoolFlag{Name: "yes", Usage: "do not ask before changed letters are replayed"},
 	}
 }
+
+// flagNotJSON lets an edit break JSON.
+const flagNotJSON = "not-json"
 
 // maxStay is how many letters that stay are named.
 const maxStay = 20
@@ -107,25 +113,20 @@ func editor() string {
 	return "unknown@" + host
 }
 
-// maxDiffLines is the most of a difference that is shown.
-const maxDiffLines = 400
-
 // difference shows how a letter changes.
 func (a app) difference(l operate.Letter, before, after lettertext.Content) error {
-	lines, left, err := lettertext.Difference(harmless(l.ID), before, after, maxDiffLines)
-	for i, line := range lines {
-		line = harmless(line)
-		switch {
-		case i < 2:
-		case strings.HasPrefix(line, "-"):
-			line = a.colour(red, line)
-		case strings.HasPrefix(line, "+"):
-			line = a.colour(green, line)
+	lines, err := lettertext.Difference(before, after)
+	fmt.Fprintf(a.err, "letter %s:\n", oneLine(l.ID))
+	for _, line := range lines {
+		fmt.Fprint(a.err, line.Sign)
+		for _, s := range line.Spans {
+			text := harmless(s.Text)
+			if code := map[string]string{"-": red, "+": green, "…": yellow}[s.Kind]; code != "" {
+				text = a.colour(code, text)
+			}
+			fmt.Fprint(a.err, text)
 		}
-		fmt.Fprintln(a.err, line)
-	}
-	if left > 0 {
-		fmt.Fprintf(a.err, "… %s more\n", plural(left, "line"))
+		fmt.Fprintln(a.err)
 	}
 	return err
 }
@@ -211,7 +212,7 @@ func (a app) editAndReplay(
 	file string,
 ) (keep bool, err error) {
 	before, fixed := lettertext.Of(letter.Delivery.Headers, letter.Delivery.Body)
-	after, err := a.edit(ctx, letter, before, fixed, command, file)
+	after, err := a.edit(ctx, letter, before, fixed, command, file, c.Bool(flagNotJSON))
 	if err != nil {
 		return false, err
 	}
@@ -260,7 +261,7 @@ const editHelp = `# %s of queue %q. Change headers and payload, save, and leave 
 // edit opens the editor until the file can be read. An empty or unchanged file is errRefused.
 func (a app) edit(
 	ctx context.Context, letter operate.Letter, before lettertext.Content, fixed amqp.Table,
-	command []string, file string,
+	command []string, file string, notJSON bool,
 ) (lettertext.Content, error) {
 	fixedLines, err := lettertext.HeaderLines(fixed)
 	if err != nil {
@@ -303,7 +304,10 @@ func (a app) edit(
 			}
 			return before, fmt.Errorf("%w: the edit was cancelled, nothing was changed", errRefused)
 		}
-		after, err := lettertext.Parse(edited, before)
+		after, err := lettertext.Parse(edited, before, notJSON)
+		if errors.Is(err, lettertext.ErrNoJSON) {
+			err = fmt.Errorf("%w; to replay it all the same, edit it with --%s", err, flagNotJSON)
+		}
 		if err == nil {
 			now, err := after.Text()
 			if err == nil && now == unchanged && bytes.Equal(after.Body, before.Body) {

@@ -99,7 +99,9 @@ func (h *Handler) requestOf(values url.Values) (job.Request, error) {
 	case job.Edit:
 		// Browsers write line ends as CR LF. A payload with CR is not written as text.
 		text := strings.ReplaceAll(f.Get("text"), "\r\n", "\n")
-		r.Change = &job.Change{Letter: f.text("letter"), Text: text}
+		r.Change = &job.Change{
+			Letter: f.text("letter"), Text: text, NotJSON: f.Get("not-json") != "",
+		}
 	}
 	if f.err != nil {
 		err = f.err

@@ -45,9 +45,14 @@ func TestEditShowsTheDifferenceAndKeepsTheOriginal(t *testing.T) {
 	}
 	h := y.rehearse(r)
 	require.Equal(t, 1, h.Count)
-	difference := strings.Join(h.Difference, "\n")
-	require.Contains(t, difference, "-tenant int32 1\n+tenant int64 7\n")
-	require.Contains(t, difference, "-body 1\n+repaired")
+	for _, want := range []lettertext.Span{
+		{Kind: "-", Text: "tenant int32 1"}, {Kind: "+", Text: "tenant int64 7"},
+		{Kind: "-", Text: "body 1"}, {Kind: "+", Text: "repaired"},
+	} {
+		require.Contains(t, h.Difference, lettertext.Line{
+			Sign: want.Kind, Spans: []lettertext.Span{want},
+		})
+	}
 	change.Text = "payload as text:\nanother one, after the rehearsal\n"
 	y.does(h, 1)
 	edited := y.drain(y.queue, 1)[0]

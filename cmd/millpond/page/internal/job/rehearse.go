@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -20,7 +21,7 @@ type Rehearsal struct {
 	// Notes are further sentences.
 	Notes []string
 	// Difference are the lines in which an Edit changes its letter.
-	Difference []string
+	Difference []lettertext.Line
 }
 
 // Rehearse looks at the messages and moves none. The action that it returns waits for Start with
@@ -243,15 +244,17 @@ func (a *action) lookEdit(
 			"millpond dead replay --edit", ErrRequest, n, maxEdited)
 	}
 	before, _ := lettertext.Of(letter.Delivery.Headers, letter.Delivery.Body)
-	if c.after, err = lettertext.Parse(c.Text, before); err != nil {
+	c.after, err = lettertext.Parse(c.Text, before, c.NotJSON)
+	switch {
+	case errors.Is(err, lettertext.ErrNoJSON):
+		return found, fmt.Errorf("%w: %w; to replay it all the same, check that it need not be JSON",
+			ErrRequest, err)
+	case err != nil:
 		return found, fmt.Errorf("%w: %w", ErrRequest, err)
 	}
-	found.Difference, _, err = lettertext.Difference("letter", before, c.after, maxDifference)
-	if err == nil && len(found.Difference) < 2 {
+	found.Difference, err = lettertext.Difference(before, c.after)
+	if err == nil && len(found.Difference) == 0 {
 		err = fmt.Errorf("%w: the edit changes nothing", ErrRequest)
 	}
 	return found, err
 }
-
-// maxDifference bounds the lines of a difference that are shown.
-const maxDifference = 1000

@@ -88,6 +88,8 @@ type Change struct {
 	Letter string
 	// Text is its content after the edit, as lettertext writes it.
 	Text string
+	// NotJSON says that a payload that was JSON may become another one.
+	NotJSON bool
 
 	after lettertext.Content // what the rehearsal has read
 }
