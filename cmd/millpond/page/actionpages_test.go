@@ -154,6 +154,47 @@ func TestReplayByFormsAlone(t *testing.T) {
 	require.Contains(t, h.acting(folder).get("/").body, "Interrupted: Replay")
 }
 
+// A cause was named by its hash, and the way back from a rehearsal lost what was typed. Given a
+// group of letters, then Act and Confirm say their error, and the form is as it was left, until the
+// action begins.
+func TestWayBackFromARehearsal(t *testing.T) {
+	t.Parallel()
+	h := newHouse(t)
+	h.Send("orders", "is permanent 17", "is permanent 18", "waits")
+	rig.AwaitDepth(t, h.URL, "orders.dlq", 2)
+	v := h.acting("")
+	dead := v.post("/dead/look?queue=orders", url.Values{})
+	group := regexp.MustCompile(`group=(\w+)`).FindStringSubmatch(dead.body)[1]
+	act := "/act?group=" + group + "&queue=orders"
+	a := v.get(act)
+	require.Contains(t, a.text(), `Chosen: messages cause=&#34;no customer #&#34;.`)
+	form := formIn(t, a.body, "/action/rehearse")
+	require.Equal(t, group, form.Get("group"))
+	form.Set("canary", "1")
+	form.Set("stop-at", "5")
+	form.Set("settle", "soon")
+	require.Equal(t, http.StatusBadRequest, v.post("/action/rehearse", form).StatusCode)
+	require.Contains(t, v.get(act).body, `name="settle" value="soon"`)
+	form.Set("settle", "300ms")
+	a, confirm := v.rehearse(form)
+	require.Contains(t, a.text(), `cause=&#34;no customer #&#34;; the first 1 are watched`)
+	require.NotContains(t, a.body, group)
+	for _, kept := range []string{`name="canary" value="1"`, `name="settle" value="300ms"`} {
+		require.Contains(t, v.get(act).body, kept)
+		require.NotContains(t, v.get("/act?queue=orders").body, kept, "another page")
+	}
+	v.post("/action/start", confirm)
+	end := v.ends(a.Request.URL.RequestURI())
+	require.NotContains(t, v.get(act).body, "300ms", "the action has begun")
+
+	// It has stopped, because the first letter is dead again.
+	_, path, _ := strings.Cut(end, `action="/dead/look?`)
+	path, _, _ = strings.Cut(path, `"`)
+	a = v.post("/dead/look?"+unescaped(path), url.Values{})
+	require.Contains(t, a.text(), "1 cause of 1 letter")
+	require.Contains(t, a.text(), "failed again after replay")
+}
+
 func TestEditByForms(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
@@ -164,6 +205,9 @@ func TestEditByForms(t *testing.T) {
 	require.Equal(t, "tenant string \"a\"\n\npayload as text:\no-1\n",
 		unescaped(texts.FindStringSubmatch(a.body)[1]))
 	form := formIn(t, a.body, "/action/rehearse")
+	form.Set("text", "no payload")
+	require.Equal(t, http.StatusBadRequest, v.post("/action/rehearse", form).StatusCode)
+	require.Contains(t, v.get(a.Request.URL.RequestURI()).body, "no payload", "it is not lost")
 	form.Set("text", "tenant string \"b\"\r\nnew int32 1\r\npayload as text:\r\nrepaired\r\n<b>\r\n")
 	a, end := v.act(form)
 	for _, want := range []string{

@@ -74,6 +74,7 @@ type Handler struct {
 	watcher  *watcher
 	letters  *letterStore
 	tasks    *tasks
+	forms    keptForms
 	jobs     *job.Manager // nil without Config.AllowActions
 	showing  sync.WaitGroup
 	key      []byte // of form tokens

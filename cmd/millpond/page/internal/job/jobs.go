@@ -70,6 +70,7 @@ type action struct {
 	keys   []string // queues that no other action may use
 	cancel context.CancelCauseFunc
 	told   time.Time
+	tell   func(operate.Progress) // of its rehearsal
 	result Rehearsal
 }
 

@@ -25,15 +25,19 @@ type Rehearsal struct {
 }
 
 // Rehearse looks at the messages and moves none. The action that it returns waits for Start with
-// its digest, for 15 minutes.
-func (m *Manager) Rehearse(ctx context.Context, who string, r Request) (Rehearsal, error) {
+// its digest, for 15 minutes. tell gets its progress, and may be nil.
+func (m *Manager) Rehearse(
+	ctx context.Context, who string, r Request, tell func(operate.Progress),
+) (Rehearsal, error) {
 	r.Of, r.Runs = "", nil
-	return m.rehearse(ctx, who, r.clone())
+	return m.rehearse(ctx, who, r.clone(), tell)
 }
 
 // Resume rehearses the rest of an action that was stopped, interrupted or has failed: its filter
 // again. Letters that are dead again since its replay are passed over.
-func (m *Manager) Resume(ctx context.Context, who, id string) (Rehearsal, error) {
+func (m *Manager) Resume(
+	ctx context.Context, who, id string, tell func(operate.Progress),
+) (Rehearsal, error) {
 	a, err := m.Action(id)
 	if err != nil {
 		return Rehearsal{}, err
@@ -46,7 +50,7 @@ func (m *Manager) Resume(ctx context.Context, who, id string) (Rehearsal, error)
 	if a.Progress.Ramp != nil {
 		r.Runs = append(r.Runs, a.Progress.Ramp.Run)
 	}
-	return m.rehearse(ctx, who, r)
+	return m.rehearse(ctx, who, r, tell)
 }
 
 // Rehearsal returns a rehearsal that was not started yet.
@@ -63,7 +67,9 @@ func (m *Manager) Rehearsal(id string) (Rehearsal, error) {
 	return a.result, nil
 }
 
-func (m *Manager) rehearse(ctx context.Context, who string, r Request) (Rehearsal, error) {
+func (m *Manager) rehearse(
+	ctx context.Context, who string, r Request, tell func(operate.Progress),
+) (Rehearsal, error) {
 	if err := r.check(); err != nil {
 		return Rehearsal{}, err
 	}
@@ -73,7 +79,7 @@ func (m *Manager) rehearse(ctx context.Context, who string, r Request) (Rehearsa
 	if r.Kind == Discard && m.store == nil {
 		return Rehearsal{}, ErrNoFolder
 	}
-	a := &action{keys: []string{r.Queue}, Action: Action{
+	a := &action{keys: []string{r.Queue}, tell: tell, Action: Action{
 		ID: newID(), Who: who, Request: r, Source: r.Queue, State: StateRehearsed,
 	}}
 	if r.Kind != Return {
@@ -113,8 +119,8 @@ func (m *Manager) rehearse(ctx context.Context, who string, r Request) (Rehearsa
 	if err != nil {
 		return Rehearsal{}, err
 	}
-	a.Rehearsed = time.Now()
-	a.Words = r.words(a.Count, a.plan.Dead.RoutingKey)
+	a.Rehearsed, a.tell = time.Now(), nil
+	a.Words = a.Request.words(a.Count, a.plan.Dead.RoutingKey)
 	a.Digest = a.digest()
 	found.Action = a.Action
 	a.result = found
@@ -143,6 +149,14 @@ func (m *Manager) look(ctx context.Context, a *action) (found Rehearsal, err err
 	if err != nil {
 		return found, err
 	}
+	if match := filter.Match; filter.Group != "" {
+		filter.Match = func(l operate.Letter) bool {
+			if a.Request.Cause == "" {
+				_, a.Request.Cause = operate.Fingerprint(l)
+			}
+			return match == nil || match(l)
+		}
+	}
 	o, err := m.Operator(ctx)
 	if err != nil {
 		return found, err
@@ -161,6 +175,7 @@ func (a *action) count(
 	ctx context.Context, o *operate.Operator, filter operate.Filter,
 ) (found Rehearsal, err error) {
 	options := a.options(filter)
+	options.Progress = a.tell
 	note := func(n int, text string) {
 		if n > 0 {
 			found.Notes = append(found.Notes, fmt.Sprintf("%d %s", n, text))

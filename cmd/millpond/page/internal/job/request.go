@@ -51,6 +51,8 @@ type Request struct {
 	// Filter chooses the messages. An empty filter needs All, and All an empty filter.
 	Filter operate.Filter `json:"chosen,omitzero"`
 	All    bool           `json:"all,omitempty"`
+	// Cause is the error of the group in the filter, as the Manager has found it.
+	Cause string `json:"cause,omitempty"`
 	// To is the queue that gets them, of Replay, Edit and Return. Default: their own.
 	To string `json:"to,omitempty"`
 	// Rate is the number of messages a second, of Replay and Return. Default: as fast as possible.
@@ -183,6 +185,16 @@ func (r *Request) ramp(options operate.MoveOptions) operate.RampOptions {
 	return ramp
 }
 
+// Chosen is the filter as people read it: without payloads, and with the cause in place of the ID of
+// its group, if it is known.
+func Chosen(f operate.Filter, cause string) string {
+	if cause == "" {
+		return f.Redacted()
+	}
+	f.Group = ""
+	return strings.TrimSpace(fmt.Sprintf("cause=%q %s", cause, f.Redacted()))
+}
+
 // words describes an action, with its count and its filter.
 func (r *Request) words(n int, dead string) string {
 	switch r.Kind {
@@ -204,7 +216,7 @@ func (r *Request) words(n int, dead string) string {
 		one, many = "waiting message", "waiting messages"
 	}
 	chosen := "all that are there"
-	if f := r.Filter.Redacted(); f != "" {
+	if f := Chosen(r.Filter, r.Cause); f != "" {
 		chosen = f
 	}
 	if n == 1 {
