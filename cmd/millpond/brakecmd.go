@@ -11,6 +11,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/auditlog"
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/fleet"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -32,12 +33,8 @@ const (
 	flagNobodyUp = "nobody-up"
 )
 
-func byFlag() cli.Flag {
-	return &cli.StringFlag{Name: "by", Usage: "your `NAME`, which all see; user@host without it"}
-}
-
 // byOf returns the name of the operator.
-func byOf(c *cli.Command) string { return cmp.Or(c.String("by"), editor()) }
+func byOf(c *cli.Command) string { return cmp.Or(c.String(flagBy), editor()) }
 
 func (a app) brakeList() *cli.Command {
 	return &cli.Command{
@@ -139,7 +136,7 @@ func (a app) brakeStop() *cli.Command {
 			&cli.DurationFlag{
 				Name: "for", Value: defaultStop, Usage: "how long at most, as in 30m or 2h; 24h is the most",
 			},
-			&cli.StringFlag{Name: "cause", Usage: "`TEXT` that says why, which all see"}, byFlag(),
+			&cli.StringFlag{Name: "cause", Usage: "`TEXT` that says why, which all see"},
 			&cli.BoolFlag{
 				Name: flagNobodyUp, Usage: "also where no process shares the brake now: the processes that " +
 					"start later stop",
@@ -152,7 +149,11 @@ func (a app) brakeStop() *cli.Command {
 				}
 				limit := c.Duration("for")
 				until := time.Now().Add(limit)
-				shared, err := o.StopBrake(ctx, name, byOf(c), c.String("cause"), limit)
+				shared := false
+				err := a.audited(c, "", new(operate.Filter), func(*auditlog.Entry) (err error) {
+					shared, err = o.StopBrake(ctx, name, byOf(c), c.String("cause"), limit)
+					return err
+				})
 				if err != nil {
 					return err
 				}
@@ -210,10 +211,11 @@ func (a app) brakeStart() *cli.Command {
 		ArgsUsage: "NAME", ShellComplete: a.completeBrakes,
 		Description: "Where the downstream is still out, the processes stop again after the failures " +
 			"that each new\noutage takes.",
-		Flags: []cli.Flag{byFlag()},
 		Action: func(ctx context.Context, c *cli.Command) error {
 			return a.onBrake(ctx, c, func(o *operate.Operator, name string) error {
-				err := o.StartBrake(ctx, name, byOf(c))
+				err := a.audited(c, "", new(operate.Filter), func(*auditlog.Entry) error {
+					return o.StartBrake(ctx, name, byOf(c))
+				})
 				open := errors.Is(err, operate.ErrBrakeOpen)
 				switch {
 				case errors.Is(err, operate.ErrNoBrake):

@@ -15,6 +15,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/urfave/cli/v3"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/auditlog"
 	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
@@ -96,7 +97,7 @@ func (a app) replayChanged(
 	if err != nil {
 		return err
 	}
-	options.EditedBy = editor()
+	options.EditedBy = byOf(c)
 	options.Edit = func(_ operate.Letter, msg *amqp.Publishing) error {
 		_, err := m.make(msg)
 		return err
@@ -233,18 +234,22 @@ func (a app) editAndReplay(
 		Filter: operate.Filter{Match: func(other operate.Letter) bool {
 			return lettertext.Identity(other.Delivery) == want
 		}},
-		To: c.String("to"), Limit: 1, EditedBy: editor(),
+		To: c.String("to"), Limit: 1, EditedBy: byOf(c),
 		Edit: func(_ operate.Letter, msg *amqp.Publishing) error {
 			after.Put(msg)
 			return nil
 		},
 	}
 	var p operate.Progress
-	if key != "" && l.plan.Line != "" && options.To == "" { // the letter keeps its place
-		p, err = l.operator.ReplayKey(ctx, l.plan, key, options)
-	} else {
-		p, err = l.operator.Replay(ctx, l.plan, options)
-	}
+	err = a.audited(c, l.plan.Queue, &options.Filter, func(e *auditlog.Entry) (err error) {
+		if key != "" && l.plan.Line != "" && options.To == "" { // the letter keeps its place
+			p, err = l.operator.ReplayKey(ctx, l.plan, key, options)
+		} else {
+			p, err = l.operator.Replay(ctx, l.plan, options)
+		}
+		e.Count, e.Done = 1, p.Done
+		return err
+	})
 	if err == nil && p.Done == 0 {
 		err = notFound("letter %q is no longer there as it was: list queue %q again", letter.ID,
 			l.plan.Dead.RoutingKey)

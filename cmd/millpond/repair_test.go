@@ -191,7 +191,7 @@ fi`, "", "dead", "replay", s.queue, "--edit", "order-0", "--yes")
 	require.Equal(t, `{"order":17}`, string(s.take(s.queue, 1)[0].Body))
 
 	// While the editor is open, another person discards the letter.
-	discard := "MILLPOND_TEST_TOOL=1 " + os.Args[0] + " --url " + s.url +
+	discard := "HOME= MILLPOND_TEST_TOOL=1 " + os.Args[0] + " --url " + s.url +
 		" --type classic --no-policies dead discard " + s.queue + " --id order-1 --yes >/dev/null"
 	o = s.editWith(discard+`
 sed -i 's/"order": 1/"order": 18/' "$1"`,

@@ -13,6 +13,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/auditlog"
 	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/cmd/millpond/page"
 	"github.com/millpond-go/millpond/internal/testing/rig"
@@ -162,7 +163,11 @@ func TestWayBackFromARehearsal(t *testing.T) {
 	h := newHouse(t)
 	h.Send("orders", "is permanent 17", "is permanent 18", "waits")
 	rig.AwaitDepth(t, h.URL, "orders.dlq", 2)
-	v := h.acting("")
+	file := filepath.Join(t.TempDir(), "audit.jsonl")
+	v := h.open(func(c *page.Config) {
+		trusting(c)
+		c.AuditFile = file
+	})
 	dead := v.post("/dead/look?queue=orders", url.Values{})
 	group := regexp.MustCompile(`group=(\w+)`).FindStringSubmatch(dead.body)[1]
 	act := "/act?group=" + group + "&queue=orders"
@@ -193,6 +198,11 @@ func TestWayBackFromARehearsal(t *testing.T) {
 	a = v.post("/dead/look?"+unescaped(path), url.Values{})
 	require.Contains(t, a.text(), "1 cause of 1 letter")
 	require.Contains(t, a.text(), "failed again after replay")
+	entries, err := auditlog.Read(file)
+	require.NoError(t, err)
+	last := entries[len(entries)-1]
+	require.Equal(t, []any{"local", "stopped", `cause="no customer #"`, 2, 1},
+		[]any{last.Who, last.Event, last.Filter, last.Count, last.Done})
 }
 
 func TestEditByForms(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
 	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/topology"
@@ -48,7 +49,7 @@ func (h *Handler) openJobs() error {
 	}
 	var err error
 	h.jobs, err = job.Open(job.Options{
-		Operator: h.connected, Plan: h.planOf, Folder: h.config.StateFolder,
+		Operator: h.connected, Plan: h.planOf, Folder: h.config.StateFolder, Audit: h.config.AuditFile,
 	})
 	if err != nil {
 		return err
@@ -343,7 +344,7 @@ func (h *Handler) actPage(w http.ResponseWriter, r *http.Request) error {
 		if err != nil {
 			return err
 		}
-		v.Words = job.Chosen(o, h.letters.cause(o.Group))
+		v.Words = overview.Chosen(o, h.letters.cause(o.Group))
 		title = "Act on " + oneLine(100, v.Queue)
 	}
 	return h.show(w, r, "act", view{Title: title, Nav: "actions", Data: v})

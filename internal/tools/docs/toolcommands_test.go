@@ -59,6 +59,7 @@ func TestToolCommandsOfPages(t *testing.T) {
 		node.Grant(t, testbroker.Everything(vhost, "guest"))
 		d := &desk{t: t, tool: tool, folder: t.TempDir(), url: node.URL() + vhost, api: api}
 		d.environment = append(os.Environ(), "AMQP_URL="+d.url, "MILLPOND_MANAGEMENT_URL="+api,
+			"MILLPOND_AUDIT="+filepath.Join(d.folder, "audit.jsonl"),
 			"PATH="+filepath.Dir(tool)+":"+os.Getenv("PATH"), "NO_COLOR=1")
 		d.furnish(c)
 		return d.work(c)

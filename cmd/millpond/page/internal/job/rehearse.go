@@ -9,7 +9,9 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/auditlog"
 	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -80,7 +82,7 @@ func (m *Manager) rehearse(
 		return Rehearsal{}, ErrNoFolder
 	}
 	a := &action{keys: []string{r.Queue}, tell: tell, Action: Action{
-		ID: newID(), Who: who, Request: r, Source: r.Queue, State: StateRehearsed,
+		ID: auditlog.NewID(), Who: who, Request: r, Source: r.Queue, State: StateRehearsed,
 	}}
 	if r.Kind != Return {
 		var err error
@@ -149,14 +151,7 @@ func (m *Manager) look(ctx context.Context, a *action) (found Rehearsal, err err
 	if err != nil {
 		return found, err
 	}
-	if match := filter.Match; filter.Group != "" {
-		filter.Match = func(l operate.Letter) bool {
-			if a.Request.Cause == "" {
-				_, a.Request.Cause = operate.Fingerprint(l)
-			}
-			return match == nil || match(l)
-		}
-	}
+	filter = overview.Caused(filter, &a.Request.Cause)
 	o, err := m.Operator(ctx)
 	if err != nil {
 		return found, err

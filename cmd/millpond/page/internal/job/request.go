@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -185,16 +186,6 @@ func (r *Request) ramp(options operate.MoveOptions) operate.RampOptions {
 	return ramp
 }
 
-// Chosen is the filter as people read it: without payloads, and with the cause in place of the ID of
-// its group, if it is known.
-func Chosen(f operate.Filter, cause string) string {
-	if cause == "" {
-		return f.Redacted()
-	}
-	f.Group = ""
-	return strings.TrimSpace(fmt.Sprintf("cause=%q %s", cause, f.Redacted()))
-}
-
 // words describes an action, with its count and its filter.
 func (r *Request) words(n int, dead string) string {
 	switch r.Kind {
@@ -216,7 +207,7 @@ func (r *Request) words(n int, dead string) string {
 		one, many = "waiting message", "waiting messages"
 	}
 	chosen := "all that are there"
-	if f := Chosen(r.Filter, r.Cause); f != "" {
+	if f := overview.Chosen(r.Filter, r.Cause); f != "" {
 		chosen = f
 	}
 	if n == 1 {
