@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/urfave/cli/v3"
 
@@ -132,7 +131,7 @@ func (a app) auditLog() *cli.Command {
 	}
 }
 
-// printAudit writes each action once, in lines of at most a hundred columns.
+// printAudit writes each action once, in lines of at most a hundred columns. JSON has all of a line.
 func (a app) printAudit(entries []auditlog.Entry) {
 	last := map[string]auditlog.Entry{}
 	for _, e := range entries {
@@ -160,13 +159,11 @@ func (a app) printAudit(entries []auditlog.Entry) {
 			text += "; stopped by " + end.Who
 		}
 		for _, more := range []string{text, end.Error, end.Export} {
-			for rest := []rune(harmless(more)); len(rest) > 0; {
-				end := min(len(rest), 96)
-				if at := strings.LastIndex(string(rest[:end]), " "); end < len(rest) && at > 0 {
-					end = utf8.RuneCountInString(string(rest[:end])[:at+1])
-				}
-				fmt.Fprintf(a.out, "    %s\n", strings.TrimRight(string(rest[:end]), " "))
-				rest = rest[end:]
+			if line := []rune(harmless(more)); len(line) > 96 {
+				more = string(line[:95]) + "…"
+			}
+			if more != "" {
+				fmt.Fprintf(a.out, "    %s\n", harmless(more))
 			}
 		}
 	}

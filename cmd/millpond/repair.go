@@ -116,18 +116,19 @@ func editor() string {
 
 // difference shows how a letter changes.
 func (a app) difference(l operate.Letter, before, after lettertext.Content) error {
-	lines, err := lettertext.Difference(before, after)
+	spans, err := lettertext.Difference(before, after)
 	fmt.Fprintf(a.err, "letter %s:\n", oneLine(l.ID))
-	for _, line := range lines {
-		fmt.Fprint(a.err, line.Sign)
-		for _, s := range line.Spans {
-			text := harmless(s.Text)
-			if code := map[string]string{"-": red, "+": green, "…": yellow}[s.Kind]; code != "" {
-				text = a.colour(code, text)
+	for _, s := range spans {
+		colour := map[string]string{"-": red, "+": green, "…": yellow}[s.Kind]
+		for i, line := range strings.Split(s.Text, "\n") {
+			if i > 0 {
+				fmt.Fprintln(a.err)
 			}
-			fmt.Fprint(a.err, text)
+			if line = harmless(line); colour != "" {
+				line = a.colour(colour, line)
+			}
+			fmt.Fprint(a.err, line)
 		}
-		fmt.Fprintln(a.err)
 	}
 	return err
 }

@@ -221,8 +221,8 @@ func TestEditByForms(t *testing.T) {
 	form.Set("text", "tenant string \"b\"\r\nnew int32 1\r\npayload as text:\r\nrepaired\r\n<b>\r\n")
 	a, end := v.act(form)
 	for _, want := range []string{
-		"~tenant string &#34;<del>[-a-]</del><ins>{&#43;b&#43;}</ins>&#34;", "&#43;<ins>new int32 1</ins>",
-		"-<del>o-1</del>", "&#43;<ins>repaired</ins>", "&#43;<ins>&lt;b&gt;</ins>",
+		"tenant string &#34;<del>[-a-]</del><ins>{&#43;b&#43;}</ins>&#34;", "{&#43;new int32 1&#43;}",
+		"<del>[-o-1-]</del>", "<ins>{&#43;repaired&#43;}</ins>", "<ins>{&#43;&lt;b&gt;&#43;}</ins>",
 	} {
 		require.Contains(t, a.body, want)
 	}

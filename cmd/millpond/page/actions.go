@@ -161,9 +161,7 @@ func actFailure(err error) error {
 // rehearse rehearses the action of a form, and shows it for confirmation.
 func (h *Handler) rehearse(w http.ResponseWriter, r *http.Request) error {
 	who := visitOf(r).who.name
-	if page := r.PostForm.Get("page"); page != "" {
-		h.forms.keep(who, page, r.PostForm)
-	}
+	h.forms.keep(who, r.PostForm.Get("page"), r.PostForm)
 	request, err := h.requestOf(r.PostForm)
 	if err != nil {
 		return err
@@ -229,7 +227,7 @@ func (h *Handler) start(w http.ResponseWriter, r *http.Request) error {
 	who := visitOf(r).who.name
 	a, err := h.jobs.Start(who, r.PostForm.Get("id"), r.PostForm.Get("digest"))
 	if err == nil {
-		h.forms.drop(func(f keptForm) bool { return f.who == who })
+		h.forms.keep(who, "", nil)
 	}
 	return h.toAction(w, r, a.ID, err)
 }

@@ -3,7 +3,6 @@ package page
 import (
 	"net/http"
 	"net/url"
-	"slices"
 	"sync"
 	"time"
 )
@@ -14,44 +13,36 @@ const (
 	keptFor = 15 * time.Minute
 )
 
-// keptForms keep what a person has typed into the form of a page until an action begins: the way
-// back from its rehearsal leads to a page that is made anew.
+// keptForms keep what each person has typed last, until an action begins: the way back from its
+// rehearsal leads to a page that is made anew.
 type keptForms struct {
 	mu  sync.Mutex
-	all []keptForm // the oldest first
+	all map[string]keptForm // by person
 }
 
 type keptForm struct {
-	who, page string
-	values    url.Values
-	at        time.Time
+	page   string
+	values url.Values
+	at     time.Time
 }
 
-// keep keeps the values of the form of a page.
+// keep keeps the values of the form of a page. Without a page it keeps nothing any more.
 func (k *keptForms) keep(who, page string, values url.Values) {
-	k.drop(func(f keptForm) bool {
-		return f.who == who && f.page == page || time.Since(f.at) > keptFor
-	})
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.all = append(k.all[max(len(k.all)-maxKept+1, 0):], keptForm{who, page, values, time.Now()})
-}
-
-// drop forgets forms.
-func (k *keptForms) drop(is func(keptForm) bool) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.all = slices.DeleteFunc(k.all, is)
+	if k.all == nil || len(k.all) > maxKept {
+		k.all = map[string]keptForm{}
+	}
+	k.all[who] = keptForm{page, values, time.Now()}
 }
 
 // of returns the values of the form of a page; nil without any.
 func (k *keptForms) of(r *http.Request) url.Values {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for _, f := range k.all {
-		if f.who == visitOf(r).who.name && f.page == r.URL.RequestURI() && time.Since(f.at) < keptFor {
-			return f.values
-		}
+	f := k.all[visitOf(r).who.name]
+	if f.page != r.URL.RequestURI() || time.Since(f.at) > keptFor {
+		return nil
 	}
-	return nil
+	return f.values
 }

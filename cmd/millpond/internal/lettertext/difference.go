@@ -3,34 +3,24 @@ package lettertext
 import (
 	"regexp"
 	"strings"
+	"unicode"
 
 	"github.com/aymanbagabas/go-udiff/lcs"
 
 	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 )
 
-// Line is a line of a difference.
-type Line struct {
-	// Sign is "+" or "-" for a line that is only in the text after or before, "~" for one of which
-	// words differ, "…" for unchanged lines that are left out, and a space for one of them.
-	Sign  string
-	Spans []Span
-}
-
-// Span is a part of a line. Kind is "+" or "-" for a part that is only in the text after or before,
-// "…" for a part that is left out, and a space for an unchanged one. In a line whose sign is "~"
-// the parts that differ are in brackets, so that they need no colour.
+// Span is a part of a difference. Kind is "+" or "-" for words that are only in the text after or
+// before, "…" for unchanged text that is left out, and a space for other text. Text has brackets
+// around words that differ, so that it needs no colour.
 type Span struct{ Kind, Text string }
 
-// contextLines and contextRunes stand before and after a change. The rest between two changes is
-// left out; nothing of a change is.
-const (
-	contextLines = 3
-	contextRunes = 100
-)
+// contextRunes stand before and after a change.
+const contextRunes = 120
 
-// Difference shows word by word how a content changes. It is empty if nothing does.
-func Difference(before, after Content) (lines []Line, err error) {
+// Difference shows word by word how a content changes. It is empty if nothing does, and leaves out
+// nothing of a change.
+func Difference(before, after Content) (spans []Span, err error) {
 	was, err := before.Text()
 	if err != nil {
 		return nil, err
@@ -39,122 +29,99 @@ func Difference(before, after Content) (lines []Line, err error) {
 	if err != nil || was == is {
 		return nil, err
 	}
-	a, b := strings.Split(was, "\n"), strings.Split(is, "\n")
-	at, head := 0, 0
-	for _, d := range lcs.DiffLines(a, b) {
-		lines = append(lines, unchanged(a[at:d.Start], head, contextLines)...)
-		lines = append(lines, changed(a[d.Start:d.End], b[d.ReplStart:d.ReplEnd])...)
-		at, head = d.End, contextLines
+	a, b, at := strings.Split(was, "\n"), strings.Split(is, "\n"), 0
+	for _, d := range append(lcs.DiffLines(a, b), lcs.Diff{Start: len(a), End: len(a)}) {
+		for _, line := range a[at:d.Start] {
+			spans = append(spans, Span{" ", line + "\n"})
+		}
+		spans = append(spans, changed(a[d.Start:d.End], b[d.ReplStart:d.ReplEnd])...)
+		at = d.End
 	}
-	return append(lines, unchanged(a[at:], head, 0)...), nil
+	return folded(spans), nil
 }
 
-// unchanged returns the first and the last of some lines.
-func unchanged(all []string, head, tail int) (lines []Line) {
-	left := len(all) - head - tail
-	for i, text := range all {
-		switch {
-		case left <= 1 || i < head || i >= len(all)-tail:
-			lines = append(lines, Line{" ", []Span{{" ", text}}})
-		case i == head:
-			lines = append(lines, Line{"…", []Span{{"…", overview.Plural(left, "unchanged line")}}})
+// changed compares lines that differ. The first and the last ones are compared word by word as long
+// as they have much in common, the others are shown whole.
+func changed(was, is []string) (spans []Span) {
+	if n, m := len(was), len(is); n > 0 && m > 0 {
+		if line := words(was[0], is[0]); line != nil {
+			return append(line, changed(was[1:], is[1:])...)
+		}
+		if line := words(was[n-1], is[m-1]); line != nil {
+			return append(changed(was[:n-1], is[:m-1]), line...)
 		}
 	}
-	return lines
+	for _, line := range was {
+		spans = append(spans, Span{"-", "[-" + line + "-]"}, Span{" ", "\n"})
+	}
+	for _, line := range is {
+		spans = append(spans, Span{"+", "{+" + line + "+}"}, Span{" ", "\n"})
+	}
+	return spans
 }
 
-// changed compares lines word by word, each with its counterpart where there are as many after as
-// before. Lines that have little in common are shown whole.
-func changed(was, is []string) (lines []Line) {
-	if n := len(was); n > 1 && n == len(is) {
-		for i := range n {
-			lines = append(lines, changed(was[i:i+1], is[i:i+1])...)
-		}
-		return lines
-	}
-	a, b := words(was), words(is)
-	var line []Span
-	add := func(kind string, text []string) {
-		for n, part := range strings.Split(strings.Join(text, ""), "\n") {
-			if n > 0 {
-				lines, line = append(lines, lineOf(line)), nil
-			}
-			if part != "" {
-				line = append(line, Span{kind, part})
-			}
-		}
-	}
+// words compares two lines; nil where they have less than half of their words in common.
+func words(was, is string) (spans []Span) {
+	a, b := word.FindAllString(was, -1), word.FindAllString(is, -1)
 	at, same := 0, 0
 	for _, d := range append(lcs.DiffLines(a, b), lcs.Diff{Start: len(a), End: len(a)}) {
-		add(" ", a[at:d.Start])
-		add("-", a[d.Start:d.End])
-		add("+", b[d.ReplStart:d.ReplEnd])
-		same, at = same+named(a[at:d.Start]), d.End
+		same += named(a[at:d.Start])
+		for _, s := range []Span{
+			{" ", strings.Join(a[at:d.Start], "")},
+			{"-", "[-" + strings.Join(a[d.Start:d.End], "") + "-]"},
+			{"+", "{+" + strings.Join(b[d.ReplStart:d.ReplEnd], "") + "+}"},
+		} {
+			if s.Text != "" && s.Text != "[--]" && s.Text != "{++}" {
+				spans = append(spans, s)
+			}
+		}
+		at = d.End
 	}
-	if len(was) > 0 && len(is) > 0 && 2*same >= min(named(a), named(b)) {
-		return append(lines, lineOf(line))
+	if 2*same < min(named(a), named(b)) || same == 0 {
+		return nil
 	}
-	lines = nil
-	for _, text := range was {
-		lines = append(lines, Line{"-", []Span{{"-", text}}})
-	}
-	for _, text := range is {
-		lines = append(lines, Line{"+", []Span{{"+", text}}})
-	}
-	return lines
+	return append(spans, Span{" ", "\n"})
 }
 
-// words are the words of lines, and what is between them.
-func words(lines []string) []string { return word.FindAllString(strings.Join(lines, "\n"), -1) }
-
-var word = regexp.MustCompile(`\n|[\p{L}\p{N}_]+|[^\S\n]+|.`)
-
-// named counts words with letters or digits.
+// named counts words of letters and digits.
 func named(words []string) (n int) {
 	for _, w := range words {
-		if letters.MatchString(w) {
+		if strings.ContainsFunc(w, unicode.IsLetter) || strings.ContainsFunc(w, unicode.IsDigit) {
 			n++
 		}
 	}
 	return n
 }
 
-var letters = regexp.MustCompile(`^[\p{L}\p{N}_]`)
+// word matches a word, or what is between two.
+var word = regexp.MustCompile(`[\p{L}\p{N}_]+|\s+|.`)
 
-// lineOf makes a line. It marks the parts that differ, and shortens the others.
-func lineOf(spans []Span) Line {
-	if len(spans) == 0 {
-		return Line{Sign: " "}
-	}
-	line := Line{Sign: spans[0].Kind}
-	for _, s := range spans {
-		if s.Kind != line.Sign {
-			line.Sign = "~"
+// folded leaves out unchanged text that is far from each change.
+func folded(all []Span) (spans []Span) {
+	for i := 0; i < len(all); i++ {
+		if all[i].Kind != " " {
+			spans = append(spans, all[i])
+			continue
 		}
-	}
-	if line.Sign != "~" {
-		return Line{line.Sign, spans}
-	}
-	for i, s := range spans {
-		runes := []rune(s.Text)
+		first, text := i == 0, ""
+		for ; i < len(all) && all[i].Kind == " "; i++ {
+			text += all[i].Text
+		}
+		runes := []rune(text)
 		head, tail := contextRunes, len(runes)-contextRunes
-		if i == 0 {
+		if first {
 			head = 0
 		}
-		if i == len(spans)-1 {
+		if i == len(all) {
 			tail = len(runes)
 		}
-		switch {
-		case s.Kind == "-":
-			s.Text = "[-" + s.Text + "-]"
-		case s.Kind == "+":
-			s.Text = "{+" + s.Text + "+}"
-		case tail-head > contextRunes:
-			left := " … " + overview.Plural(tail-head, "unchanged character") + " … "
-			line.Spans = append(line.Spans, Span{" ", string(runes[:head])}, Span{"…", left})
-			s.Text = string(runes[tail:])
+		if left := tail - head; left > contextRunes {
+			spans = append(spans, Span{" ", string(runes[:head])},
+				Span{"…", " … " + overview.Plural(left, "unchanged character") + " … "})
+			text = string(runes[tail:])
 		}
-		line.Spans = append(line.Spans, s)
+		spans = append(spans, Span{" ", text})
+		i--
 	}
-	return line
+	return spans
 }

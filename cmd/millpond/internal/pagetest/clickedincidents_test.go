@@ -158,7 +158,7 @@ func poison(t *testing.T, y *yard) {
 	i.press("Edit …")
 	i.fill("Headers and payload", "payload as json:\n"+`{"order":3,"lines":[]}`)
 	i.press("Rehearse the edit")
-	i.see("The difference", `+  "lines": []`)
+	i.see("The difference", `{+  "lines": []+}`)
 	eval[bool](i.tab, "(history.back(), true)") // nothing that was typed is lost
 	i.await(`document.querySelector("textarea")?.value.includes('"lines":[]')`)
 	i.press("Rehearse the edit")

@@ -22,8 +22,8 @@ type Rehearsal struct {
 	Found operate.Rehearsal
 	// Notes are further sentences.
 	Notes []string
-	// Difference are the lines in which an Edit changes its letter.
-	Difference []lettertext.Line
+	// Difference says how an Edit changes its letter.
+	Difference []lettertext.Span
 }
 
 // Rehearse looks at the messages and moves none. The action that it returns waits for Start with
