@@ -28,8 +28,8 @@ func (a app) auditFile(c *cli.Command) string {
 }
 
 // audited does a part of a command that acts, and notes in the audit log when it begins and how it
-// ends. chosen is the filter that do uses; do counts the messages in the entry. If the log was named
-// and cannot be written, nothing is done.
+// ends. chosen is the filter that do uses; do counts the messages in the entry. If the log was
+// named and cannot be written, nothing is done.
 func (a app) audited(
 	c *cli.Command, queue string, chosen *operate.Filter, do func(e *auditlog.Entry) error,
 ) error {
@@ -93,10 +93,10 @@ func doing(c *cli.Command, command string) string {
 
 func (a app) auditLog() *cli.Command {
 	return &cli.Command{
-		Name: "audit", Usage: "who did what with the tool and the page, to how many messages, and how it " +
-			"ended; the newest last",
-		Description: "It reads the file that --audit names. With --json one object a line: an action has " +
-			"one when it\nbegins and one when it ends.",
+		Name: "audit", Usage: "who did what with the tool and the page, to how many messages, and how " +
+			"it ended; the newest last",
+		Description: "It reads the file that --audit names. With --json one object a line: an action " +
+			"has one when it\nbegins and one when it ends.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{
 				Name: "since", Usage: "begun at this `TIME` or later: 2026-03-01T12:00:00Z, or 2h for two " +
@@ -131,11 +131,13 @@ func (a app) auditLog() *cli.Command {
 	}
 }
 
-// printAudit writes each action once, in lines of at most a hundred columns. JSON has all of a line.
+// printAudit writes each action once, in lines of at most a hundred columns. JSON has all.
 func (a app) printAudit(entries []auditlog.Entry) {
-	last := map[string]auditlog.Entry{}
+	last, stopped := map[string]auditlog.Entry{}, map[string]string{}
 	for _, e := range entries {
-		last[e.Action] = e
+		if last[e.Action] = e; e.Event == "stop" {
+			stopped[e.Action] = "; stopped by " + e.Who
+		}
 	}
 	for _, e := range entries {
 		end, there := last[e.Action]
@@ -155,10 +157,7 @@ func (a app) printAudit(entries []auditlog.Entry) {
 		if !strings.Contains(text, end.Filter) {
 			text += ", " + end.Filter
 		}
-		if end.Who != e.Who {
-			text += "; stopped by " + end.Who
-		}
-		for _, more := range []string{text, end.Error, end.Export} {
+		for _, more := range []string{text + stopped[e.Action], end.Error, end.Export} {
 			if line := []rune(harmless(more)); len(line) > 96 {
 				more = string(line[:95]) + "…"
 			}

@@ -176,11 +176,14 @@ func (a app) brakeStop() *cli.Command {
 }
 
 // mayStop refuses to stop a brake that no process shares, because its name may be misspelled: it
-// would stand first on all pages, above the true outage. AMQP shows that without the management API,
-// which alone knows the other names.
+// would stand first on all pages, above the true outage. AMQP shows that; only the management API
+// knows the other names.
 func (a app) mayStop(ctx context.Context, c *cli.Command, o *operate.Operator, name string) error {
-	if c.Bool(flagNobodyUp) || fleet.CheckName(name) != nil {
+	if c.Bool(flagNobodyUp) {
 		return nil
+	}
+	if err := fleet.CheckName(name); err != nil {
+		return usage("%v", err)
 	}
 	part, err := o.Inspect(ctx, topology.Plan{Queue: fleet.Prefix + name})
 	if err != nil || part.Queues[0].Consumers.N > 0 {

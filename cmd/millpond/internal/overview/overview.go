@@ -77,8 +77,8 @@ func Steps(text string) (steps []int, err error) {
 	return steps, nil
 }
 
-// Caused returns the filter with a look at the first letter that it chooses: cause gets its error, if
-// the filter names a group.
+// Caused returns the filter with a look at the first letter that it chooses: cause gets its error,
+// if the filter names a group.
 func Caused(f operate.Filter, cause *string) operate.Filter {
 	if match := f.Match; f.Group != "" {
 		f.Match = func(l operate.Letter) bool {
