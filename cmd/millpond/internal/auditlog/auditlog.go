@@ -51,7 +51,10 @@ func Open(name string) (*Log, error) {
 		return nil, err
 	}
 	f, err := OpenOwn(name, os.O_CREATE|os.O_APPEND|os.O_RDWR)
-	return &Log{f}, err
+	if err != nil {
+		return nil, err
+	}
+	return &Log{f}, nil
 }
 
 // Append writes a line, which is durable when it returns. A line that a kill has cut off gets its

@@ -104,7 +104,7 @@ func Open(options Options) (*Manager, error) {
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("actions: audit log %q: %w", m.Audit, errors.Join(err, m.store.close()))
+		return nil, fmt.Errorf("actions: audit log %q: %w", m.Audit, errors.Join(err, m.closeFiles()))
 	}
 	for _, a := range known {
 		m.actions = append(m.actions, &action{Action: a})
@@ -137,11 +137,14 @@ func (m *Manager) Close() error {
 	m.mu.Unlock()
 	m.cancel(errClosing)
 	m.group.Wait()
-	err := m.store.close()
-	if m.log != nil {
-		err = errors.Join(err, m.log.Close())
+	return m.closeFiles()
+}
+
+func (m *Manager) closeFiles() error {
+	if m.log == nil {
+		return m.store.close()
 	}
-	return err
+	return errors.Join(m.store.close(), m.log.Close())
 }
 
 // Actions returns all actions, newest first: rehearsals, actions under way, and up to 200 that have
