@@ -52,7 +52,7 @@ func TestAuditOfToolAndPage(t *testing.T) {
 	for _, want := range []string{
 		"anna  done: 1 of 1\n    dead discard 'orders' --limit '1', cause=\"dial tcp <address>",
 		me + "  done: 1 of 1\n    dead replay 'orders' --set-header …, payload=\"(5 bytes)\"\n",
-		me + "  failed: 0 of 1\n    dead replay 'orders' --to 'no such queue'\n    replay dead letters of ",
+		me + "  failed: 0 of 1\n    dead replay 'orders' --to 'no such queue'\n    replay dead letters ",
 		me + "  done\n    brake stop 'orders' --cause 'it moves'\n",
 		"bob  no end is noted: 0 of 40\n    Replay 40 dead letters of queue orders, cause=\"a long",
 	} {

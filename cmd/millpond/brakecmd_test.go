@@ -71,7 +71,7 @@ func TestBrakeByHand(t *testing.T) {
 		rig.StartBraked(t, rig.Braked{URL: h.URL, Queue: queue, Name: shop, Handle: rig.Succeed})
 	}
 	// A misspelled stop succeeded, and stood first on all pages.
-	require.Equal(t, outcome{code: exitFound, err: "millpond: no process shares a brake \"mial\", so " +
+	require.Equal(t, outcome{code: exitFound, err: `millpond: no process shares a brake "mial", so ` +
 		"nothing was stopped; other brakes: mail of the shop, payments; for processes that start " +
 		"later pass --nobody-up\n"}, ask("brake", "stop", "mial"))
 	require.NotContains(t, ask("brake", "list").out, "mial")
