@@ -11,8 +11,11 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/auditlog"
 	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/fleet"
 	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -24,15 +27,14 @@ func (a app) brake() *cli.Command {
 	}
 }
 
-// defaultStop is the value of brake stop --for.
-const defaultStop = time.Hour
-
-func byFlag() cli.Flag {
-	return &cli.StringFlag{Name: "by", Usage: "your `NAME`, which all see; user@host without it"}
-}
+const (
+	// defaultStop is the value of brake stop --for.
+	defaultStop  = time.Hour
+	flagNobodyUp = "nobody-up"
+)
 
 // byOf returns the name of the operator.
-func byOf(c *cli.Command) string { return cmp.Or(c.String("by"), editor()) }
+func byOf(c *cli.Command) string { return cmp.Or(c.String(flagBy), editor()) }
 
 func (a app) brakeList() *cli.Command {
 	return &cli.Command{
@@ -78,8 +80,8 @@ func (s *session) brakesOf(ctx context.Context, names []string) (
 		}
 		err = errors.Join(errs...)
 	case s.vhost == nil:
-		return nil, usage("name the brakes, because AMQP cannot list them and the management API "+
-			"cannot be asked: %v", s.blind)
+		return nil, usage("name the brakes, or the management API with --%s, because AMQP cannot "+
+			"list them and the API cannot be asked: %v", flagManagement, s.blind)
 	default:
 		states, err = s.operator.Brakes(ctx)
 	}
@@ -134,13 +136,24 @@ func (a app) brakeStop() *cli.Command {
 			&cli.DurationFlag{
 				Name: "for", Value: defaultStop, Usage: "how long at most, as in 30m or 2h; 24h is the most",
 			},
-			&cli.StringFlag{Name: "cause", Usage: "`TEXT` that says why, which all see"}, byFlag(),
+			&cli.StringFlag{Name: "cause", Usage: "`TEXT` that says why, which all see"},
+			&cli.BoolFlag{
+				Name: flagNobodyUp, Usage: "also where no process shares the brake now: the processes that " +
+					"start later stop",
+			},
 		},
 		Action: func(ctx context.Context, c *cli.Command) error {
 			return a.onBrake(ctx, c, func(o *operate.Operator, name string) error {
+				if err := a.mayStop(ctx, c, o, name); err != nil {
+					return err
+				}
 				limit := c.Duration("for")
 				until := time.Now().Add(limit)
-				shared, err := o.StopBrake(ctx, name, byOf(c), c.String("cause"), limit)
+				shared := false
+				err := a.audited(c, "", new(operate.Filter), func(*auditlog.Entry) (err error) {
+					shared, err = o.StopBrake(ctx, name, byOf(c), c.String("cause"), limit)
+					return err
+				})
 				if err != nil {
 					return err
 				}
@@ -153,13 +166,45 @@ func (a app) brakeStop() *cli.Command {
 					"millpond brake start %s\n", harmless(name), when(until), audit.ShellWord(name))
 				if !shared {
 					_, err = fmt.Fprintln(a.out, a.colour(yellow, "no process shares this brake now: the "+
-						"processes that start later stop; if some are up, the name is wrong"))
+						"processes that start later stop"))
 					return err
 				}
 				return nil
 			})
 		},
 	}
+}
+
+// mayStop refuses to stop a brake that no process shares, because its name may be misspelled: it
+// would stand first on all pages, above the true outage. AMQP shows that; only the management API
+// knows the other names.
+func (a app) mayStop(ctx context.Context, c *cli.Command, o *operate.Operator, name string) error {
+	if c.Bool(flagNobodyUp) {
+		return nil
+	}
+	if err := fleet.CheckName(name); err != nil {
+		return usage("%v", err)
+	}
+	part, err := o.Inspect(ctx, topology.Plan{Queue: fleet.Prefix + name})
+	if err != nil || part.Queues[0].Consumers.N > 0 {
+		return err
+	}
+	known := "only the management API shows which there are (--" + flagManagement + ")"
+	s, err := a.open(ctx, c)
+	if err == nil && s.vhost != nil {
+		var names []string
+		for _, b := range s.vhost.Brakes {
+			if b.Name != name {
+				names = append(names, b.Name)
+			}
+		}
+		known = "other brakes: " + cmp.Or(some(names), "none")
+	}
+	if err == nil {
+		err = s.operator.Close()
+	}
+	return errors.Join(err, notFound("no process shares a brake %q, so nothing was stopped; %s; for "+
+		"processes that start later pass --%s", name, known, flagNobodyUp))
 }
 
 func (a app) brakeStart() *cli.Command {
@@ -169,10 +214,11 @@ func (a app) brakeStart() *cli.Command {
 		ArgsUsage: "NAME", ShellComplete: a.completeBrakes,
 		Description: "Where the downstream is still out, the processes stop again after the failures " +
 			"that each new\noutage takes.",
-		Flags: []cli.Flag{byFlag()},
 		Action: func(ctx context.Context, c *cli.Command) error {
 			return a.onBrake(ctx, c, func(o *operate.Operator, name string) error {
-				err := o.StartBrake(ctx, name, byOf(c))
+				err := a.audited(c, "", new(operate.Filter), func(*auditlog.Entry) error {
+					return o.StartBrake(ctx, name, byOf(c))
+				})
 				open := errors.Is(err, operate.ErrBrakeOpen)
 				switch {
 				case errors.Is(err, operate.ErrNoBrake):

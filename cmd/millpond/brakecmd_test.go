@@ -37,9 +37,9 @@ func TestBrakeByHand(t *testing.T) {
 
 	require.Equal(t, done("brake payments is stopped until <time> at most; start it before with: "+
 		"millpond brake start 'payments'\n"+
-		"no process shares this brake now: the processes that start later stop; if some are up, the "+
-		"name is wrong\n"),
-		ask("brake", "stop", "payments", "--for", "2h", "--by", "anna", "--cause", "it \x1b[2Jmoves"))
+		"no process shares this brake now: the processes that start later stop\n"),
+		ask("brake", "stop", "payments", "--for", "2h", "--by", "anna", "--cause", "it \x1b[2Jmoves",
+			"--nobody-up"))
 	ch := testbroker.Channel(t, h.URL)
 	require.NoError(t, fleet.Declare(ch, "mail of the shop"))
 	table := done("brake  state  since  by  cause  probes\n" +
@@ -70,6 +70,11 @@ func TestBrakeByHand(t *testing.T) {
 	for _, queue := range []string{"orders", "mail"} { // of two processes
 		rig.StartBraked(t, rig.Braked{URL: h.URL, Queue: queue, Name: shop, Handle: rig.Succeed})
 	}
+	// A misspelled stop succeeded, and stood first on all pages.
+	require.Equal(t, outcome{code: exitFound, err: `millpond: no process shares a brake "mial", so ` +
+		"nothing was stopped; other brakes: mail of the shop, payments; for processes that start " +
+		"later pass --nobody-up\n"}, ask("brake", "stop", "mial"))
+	require.NotContains(t, ask("brake", "list").out, "mial")
 	require.Contains(t, ask("brake", "stop", shop).out, "brake "+shop+" is stopped")
 	rig.WaitFor(t, "the names of the queues", func() bool {
 		return strings.HasPrefix(ask("status").out, "stopped: brake "+shop+" of mail, orders since ")
@@ -103,7 +108,7 @@ func TestBrakeWithoutManagement(t *testing.T) {
 	testbroker.Delete(t, fleet.Prefix+s.queue)
 	o := s.tool("brake", "list")
 	require.Equal(t, exitUsage, o.code)
-	require.Contains(t, o.err, "name the brakes, because AMQP cannot list them")
+	require.Contains(t, o.err, "name the brakes, or the management API with --management, ")
 	o = s.tool("brake", "list", s.queue)
 	require.Equal(t, exitFound, o.code)
 	require.Contains(t, o.err, `there is no brake "orders"`)
@@ -111,7 +116,10 @@ func TestBrakeWithoutManagement(t *testing.T) {
 	require.Equal(t, exitFound, o.code)
 	require.Contains(t, o.err, `there is no brake "orders"`)
 
-	require.Zero(t, s.tool("brake", "stop", s.queue, "--by", "anna").code)
+	o = s.tool("brake", "stop", s.queue)
+	require.Equal(t, exitFound, o.code)
+	require.Contains(t, o.err, "only the management API shows which there are (--management)")
+	require.Zero(t, s.tool("brake", "stop", s.queue, "--by", "anna", "--nobody-up").code)
 	o = s.tool("brake", "list", s.queue)
 	require.Zero(t, o.code)
 	require.Contains(t, o.out, "stopped by hand")
@@ -127,8 +135,8 @@ func TestBrakeRefuses(t *testing.T) {
 	for want, args := range map[string][]string{
 		"takes the name of one brake, not 0":    {"stop"},
 		"takes the name of one brake, not 2":    {"start", "a", "b"},
-		"the limit is 0s: it must be 1s to 24h": {"stop", s.queue, "--for", "0s"},
-		"the limit is 25h0m0s: it must be":      {"stop", s.queue, "--for", "25h"},
+		"the limit is 0s: it must be 1s to 24h": {"stop", s.queue, "--nobody-up", "--for", "0s"},
+		"the limit is 25h0m0s: it must be":      {"stop", s.queue, "--nobody-up", "--for", "25h"},
 		"U+000A is not printable":               {"stop", "a\nb"},
 		"it has 201 bytes, 200 are allowed":     {"list", strings.Repeat("a", 201)},
 		`there is no command "halt"`:            {"halt", s.queue},

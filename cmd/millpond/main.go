@@ -118,7 +118,7 @@ func newApp(io stdio) *cli.Command {
 		ExitErrHandler:            func(context.Context, *cli.Command, error) {}, // run does
 		Commands: []*cli.Command{
 			a.status(), a.plan(), a.declare(), a.verify(), a.dead(), a.waiting(), a.stranded(), a.prune(),
-			a.order(), a.brake(), a.doctor(), a.serve(),
+			a.order(), a.brake(), a.doctor(), a.serve(), a.auditLog(),
 		},
 	}
 	var prepare func(c *cli.Command)
@@ -168,6 +168,8 @@ const (
 	flagDLQ          = "dlq"
 	flagProvisioned  = "pre-provisioned"
 	flagJSON         = "json"
+	flagAudit        = "audit"
+	flagBy           = "by"
 )
 
 // defaultURL is RabbitMQ's own.
@@ -248,6 +250,15 @@ func (a app) globalFlags() []cli.Flag {
 		},
 		&cli.BoolFlag{Name: flagProvisioned, Usage: "declare nothing, not even to compare arguments"},
 		&cli.BoolFlag{Name: flagJSON, Usage: "write JSON"},
+		&cli.StringFlag{
+			Name: flagAudit, Usage: "`FILE` in which the tool and the page note who did what; " +
+				"~/.local/state/millpond/audit.jsonl without it",
+			Sources: cli.EnvVars("MILLPOND_AUDIT"),
+		},
+		&cli.StringFlag{
+			Name: flagBy, Usage: "your `NAME`, for the audit log and on brakes and edited letters; " +
+				"user@host without it", Sources: cli.EnvVars("MILLPOND_BY"),
+		},
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/auditlog"
 	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
@@ -41,7 +42,12 @@ func (a app) move(
 	stem := strings.TrimSuffix(verb, "e")
 	bar := a.newBar(stem + "ing")
 	options.Progress, options.DryRun = bar.show, c.Bool("dry-run")
-	p, err := do(options)
+	var p operate.Progress
+	err := a.audited(c, queue, &options.Filter, func(e *auditlog.Entry) (err error) {
+		p, err = do(options)
+		e.Count, e.Done = p.Chosen-p.Refused-leftIn(p), p.Done
+		return err
+	})
 	bar.end()
 	return a.report(c, queue, stem+"ed", one, p, err)
 }
@@ -315,8 +321,13 @@ func (a app) deadImport() *cli.Command {
 					defer func() { _ = file.Close() }()
 					in = file
 				}
-				lines, err := s.operator.Import(ctx, plan, in, operate.ImportOptions{
-					To: c.String("to"), Skip: c.Int("skip"),
+				lines := 0
+				err := a.audited(c, plan.Queue, new(operate.Filter), func(e *auditlog.Entry) (err error) {
+					lines, err = s.operator.Import(ctx, plan, in, operate.ImportOptions{
+						To: c.String("to"), Skip: c.Int("skip"),
+					})
+					e.Count, e.Done = lines, lines
+					return err
 				})
 				if c.Bool(flagJSON) {
 					j := map[string]any{"lines": lines}

@@ -98,7 +98,7 @@ func TestClosedPipeMixesUpNoLetters(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, reader.Close())
 	child := exec.Command(os.Args[0], "--url", s.url, "--no-policies", "dead", "list", s.queue)
-	child.Env = append(os.Environ(), "MILLPOND_TEST_TOOL=1")
+	child.Env = append(os.Environ(), "MILLPOND_TEST_TOOL=1", "HOME=")
 	var errs bytes.Buffer
 	child.Stdout, child.Stderr = writer, &errs
 	_ = child.Run()

@@ -8,6 +8,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/auditlog"
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/inorder"
@@ -211,7 +212,9 @@ func (a app) orderRelease() *cli.Command {
 					"%s? %s.", oneLine(k.Key), harmless(plan.Queue), oneLine(k.MessageID),
 					messagesWait(k.Waiting))
 				if err == nil {
-					err = s.operator.ReleaseKey(ctx, plan, k.Key, k.Mark)
+					err = a.audited(c, plan.Queue, new(operate.Filter), func(e *auditlog.Entry) error {
+						return s.operator.ReleaseKey(ctx, plan, k.Key, k.Mark)
+					})
 				}
 				switch {
 				case errors.Is(err, operate.ErrNotBlocked):

@@ -9,6 +9,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/auditlog"
 	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/internal/excerpt"
 	"github.com/millpond-go/millpond/topology"
@@ -81,13 +82,16 @@ func (a app) declare() *cli.Command {
 				return err
 			}
 			return a.planned(ctx, c, queue, func(s *session, plan topology.Plan) error {
-				if err := s.operator.Declare(ctx, plan); err != nil {
+				err := a.audited(c, queue, new(operate.Filter), func(*auditlog.Entry) error {
+					return s.operator.Declare(ctx, plan)
+				})
+				if err != nil {
 					return err
 				}
 				if c.Bool(flagJSON) {
 					return a.printSnakeJSON(plan)
 				}
-				_, err := fmt.Fprintf(a.out, "declared %s for queue %q\n",
+				_, err = fmt.Fprintf(a.out, "declared %s for queue %q\n",
 					plural(len(plan.Queues), "queue"), queue)
 				return err
 			})

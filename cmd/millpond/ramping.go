@@ -12,6 +12,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/auditlog"
 	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -167,12 +168,19 @@ func (a app) ramp(ctx context.Context, c *cli.Command, l *letters, o operate.Rep
 	}
 	o.Report = a.rampLine()
 	if o.Every == 0 {
-		r, err := l.operator.Ramp(ctx, l.plan, o.RampOptions)
+		var r operate.RampResult
+		err := a.audited(c, l.plan.Queue, &o.Filter, func(e *auditlog.Entry) (err error) {
+			r, err = l.operator.Ramp(ctx, l.plan, o.RampOptions)
+			e.Count, e.Done = r.Started, r.Replayed()
+			return err
+		})
 		found := operate.Progress{Chosen: r.Started, Foreign: r.Foreign}
 		return errors.Join(matched(c, found, err), a.ramped(c, l.plan.Queue, r, err))
 	}
 	var first error
+	moved := 0
 	o.Ran = func(r operate.RampResult, err error) {
+		moved += r.Replayed()
 		if errors.Is(err, operate.ErrInvalidOptions) || errors.Is(err, operate.ErrNoQueue) ||
 			errors.Is(err, operate.ErrUnsafePeek) {
 			return // it ends with this error
@@ -184,7 +192,12 @@ func (a app) ramp(ctx context.Context, c *cli.Command, l *letters, o operate.Rep
 			fmt.Fprintf(a.err, "millpond: %v\n", err)
 		}
 	}
-	return errors.Join(l.operator.RampEvery(ctx, l.plan, o), first)
+	err := a.audited(c, l.plan.Queue, &o.Filter, func(e *auditlog.Entry) error {
+		err := l.operator.RampEvery(ctx, l.plan, o)
+		e.Count, e.Done = moved, moved
+		return err
+	})
+	return errors.Join(err, first)
 }
 
 // ramped writes the outcome of a run.

@@ -118,7 +118,7 @@ func TestInterruptedRamp(t *testing.T) {
 	rig.AwaitDepth(t, s.url, s.queue+".dlq", 200)
 	child := exec.Command(os.Args[0], "--url", s.url, "--no-policies", "dead", "replay", s.queue,
 		"--all", "--policy", "1s,10s", "--canary", "0", "--rate", "20/s")
-	child.Env = append(os.Environ(), "MILLPOND_TEST_TOOL=1")
+	child.Env = append(os.Environ(), "MILLPOND_TEST_TOOL=1", "HOME=")
 	var out, errs bytes.Buffer
 	child.Stdout, child.Stderr = &out, &errs
 	require.NoError(t, child.Start())

@@ -15,6 +15,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/urfave/cli/v3"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/auditlog"
 	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
@@ -36,9 +37,15 @@ func editFlags() []cli.Flag {
 			Name: "patch", Usage: "change the payload by a JSON patch (RFC 6902), `FILE|JSON`; " +
 				"a letter that it does not fit stays",
 		},
+		&cli.BoolFlag{
+			Name: flagNotJSON, Usage: "with --edit: a payload that was JSON may become another one",
+		},
 		&cli.BoolFlag{Name: "yes", Usage: "do not ask before changed letters are replayed"},
 	}
 }
+
+// flagNotJSON lets an edit break JSON.
+const flagNotJSON = "not-json"
 
 // maxStay is how many letters that stay are named.
 const maxStay = 20
@@ -90,7 +97,7 @@ func (a app) replayChanged(
 	if err != nil {
 		return err
 	}
-	options.EditedBy = editor()
+	options.EditedBy = byOf(c)
 	options.Edit = func(_ operate.Letter, msg *amqp.Publishing) error {
 		_, err := m.make(msg)
 		return err
@@ -107,25 +114,21 @@ func editor() string {
 	return "unknown@" + host
 }
 
-// maxDiffLines is the most of a difference that is shown.
-const maxDiffLines = 400
-
 // difference shows how a letter changes.
 func (a app) difference(l operate.Letter, before, after lettertext.Content) error {
-	lines, left, err := lettertext.Difference(harmless(l.ID), before, after, maxDiffLines)
-	for i, line := range lines {
-		line = harmless(line)
-		switch {
-		case i < 2:
-		case strings.HasPrefix(line, "-"):
-			line = a.colour(red, line)
-		case strings.HasPrefix(line, "+"):
-			line = a.colour(green, line)
+	spans, err := lettertext.Difference(before, after)
+	fmt.Fprintf(a.err, "letter %s:\n", oneLine(l.ID))
+	for _, s := range spans {
+		colour := map[string]string{"-": red, "+": green, "…": yellow}[s.Kind]
+		for i, line := range strings.Split(s.Text, "\n") {
+			if i > 0 {
+				fmt.Fprintln(a.err)
+			}
+			if line = harmless(line); colour != "" {
+				line = a.colour(colour, line)
+			}
+			fmt.Fprint(a.err, line)
 		}
-		fmt.Fprintln(a.err, line)
-	}
-	if left > 0 {
-		fmt.Fprintf(a.err, "… %s more\n", plural(left, "line"))
 	}
 	return err
 }
@@ -211,7 +214,7 @@ func (a app) editAndReplay(
 	file string,
 ) (keep bool, err error) {
 	before, fixed := lettertext.Of(letter.Delivery.Headers, letter.Delivery.Body)
-	after, err := a.edit(ctx, letter, before, fixed, command, file)
+	after, err := a.edit(ctx, letter, before, fixed, command, file, c.Bool(flagNotJSON))
 	if err != nil {
 		return false, err
 	}
@@ -232,18 +235,22 @@ func (a app) editAndReplay(
 		Filter: operate.Filter{Match: func(other operate.Letter) bool {
 			return lettertext.Identity(other.Delivery) == want
 		}},
-		To: c.String("to"), Limit: 1, EditedBy: editor(),
+		To: c.String("to"), Limit: 1, EditedBy: byOf(c),
 		Edit: func(_ operate.Letter, msg *amqp.Publishing) error {
 			after.Put(msg)
 			return nil
 		},
 	}
 	var p operate.Progress
-	if key != "" && l.plan.Line != "" && options.To == "" { // the letter keeps its place
-		p, err = l.operator.ReplayKey(ctx, l.plan, key, options)
-	} else {
-		p, err = l.operator.Replay(ctx, l.plan, options)
-	}
+	err = a.audited(c, l.plan.Queue, &options.Filter, func(e *auditlog.Entry) (err error) {
+		if key != "" && l.plan.Line != "" && options.To == "" { // the letter keeps its place
+			p, err = l.operator.ReplayKey(ctx, l.plan, key, options)
+		} else {
+			p, err = l.operator.Replay(ctx, l.plan, options)
+		}
+		e.Count, e.Done = 1, p.Done
+		return err
+	})
 	if err == nil && p.Done == 0 {
 		err = notFound("letter %q is no longer there as it was: list queue %q again", letter.ID,
 			l.plan.Dead.RoutingKey)
@@ -260,7 +267,7 @@ const editHelp = `# %s of queue %q. Change headers and payload, save, and leave 
 // edit opens the editor until the file can be read. An empty or unchanged file is errRefused.
 func (a app) edit(
 	ctx context.Context, letter operate.Letter, before lettertext.Content, fixed amqp.Table,
-	command []string, file string,
+	command []string, file string, notJSON bool,
 ) (lettertext.Content, error) {
 	fixedLines, err := lettertext.HeaderLines(fixed)
 	if err != nil {
@@ -303,7 +310,10 @@ func (a app) edit(
 			}
 			return before, fmt.Errorf("%w: the edit was cancelled, nothing was changed", errRefused)
 		}
-		after, err := lettertext.Parse(edited, before)
+		after, err := lettertext.Parse(edited, before, notJSON)
+		if errors.Is(err, lettertext.ErrNoJSON) {
+			err = fmt.Errorf("%w; to replay it all the same, edit it with --%s", err, flagNotJSON)
+		}
 		if err == nil {
 			now, err := after.Text()
 			if err == nil && now == unchanged && bytes.Equal(after.Body, before.Body) {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -63,11 +62,12 @@ func (a app) serve() *cli.Command {
 			&cli.BoolFlag{Name: flagAllowActions, Usage: "let accounts that may act change queues"},
 			&cli.StringFlag{
 				Name: flagState, Usage: "with --" + flagAllowActions + ": `FOLDER` of the journal of " +
-					"actions, the audit log, and discarded letters; one server uses it at a time. " +
-					"~/.local/state/millpond/serve without it",
+					"actions, discarded letters, and the audit log unless --audit names one; one server uses " +
+					"it at a time. ~/.local/state/millpond/serve without it",
 			},
 			&cli.StringFlag{
-				Name: flagToken, Usage: "`FILE` with the token of accounts that may act; or " + envToken,
+				Name: flagToken, Usage: "`FILE` with a name and a token of each person who may act, a line " +
+					"each, as in: anna TOKEN; or " + envToken,
 			},
 			&cli.StringFlag{
 				Name:  flagReadToken,
@@ -122,7 +122,7 @@ func (a app) runServer(ctx context.Context, c *cli.Command) (err error) {
 			fmt.Fprintf(a.err, "millpond: log in with the token %s, which is good once\n", token)
 		}
 		local := page.Account{
-			Name: "local", Secret: rand.Text(), Token: true, Role: page.RoleAct, Once: say,
+			Name: byOf(c), Secret: rand.Text(), Token: true, Role: page.RoleAct, Once: say,
 		}
 		config.Accounts = append(config.Accounts, local)
 		say(local.Secret)
@@ -176,9 +176,12 @@ func (a app) pageConfig(c *cli.Command) (page.Config, error) {
 	}
 	switch {
 	case config.AllowActions:
-		config.StateFolder = cmp.Or(c.String(flagState), a.stateFolder())
-		if config.StateFolder == "" {
-			return config, usage("--%s: name a folder, because no home folder is known", flagState)
+		config.StateFolder, config.AuditFile = c.String(flagState), c.String(flagAudit)
+		if home := a.stateHome(); config.StateFolder == "" {
+			if home == "" {
+				return config, usage("--%s: name a folder, because no home folder is known", flagState)
+			}
+			config.StateFolder, config.AuditFile = filepath.Join(home, "serve"), a.auditFile(c)
 		}
 	case c.IsSet(flagState):
 		return config, usage("--%s goes with --%s", flagState, flagAllowActions)
@@ -202,10 +205,17 @@ func (a app) pageConfig(c *cli.Command) (page.Config, error) {
 		if err != nil {
 			return config, err
 		}
-		if secret != "" {
+		switch {
+		case s.account.Token:
+			more, err := tokens(s.account, secret, config.AllowActions)
+			if err != nil {
+				return config, usage("--%s, or %s: %v", s.flag, s.variable, err)
+			}
+			config.Accounts = append(config.Accounts, more...)
+		case secret != "":
 			s.account.Secret = secret
 			config.Accounts = append(config.Accounts, s.account)
-		} else if s.flag == flagPassword && c.IsSet(flagUser) {
+		case c.IsSet(flagUser):
 			return config, usage("--%s needs --%s, or the environment variable %s", flagUser, flagPassword,
 				envPassword)
 		}
@@ -213,8 +223,30 @@ func (a app) pageConfig(c *cli.Command) (page.Config, error) {
 	return config, nil
 }
 
-// stateFolder is where the state of the server is by default; empty without a home folder.
-func (a app) stateFolder() string {
+// tokens reads a token, or a line with a name and a token for each person. Accounts that act need
+// names, because the audit log says who has acted.
+func tokens(like page.Account, text string, act bool) (all []page.Account, err error) {
+	for line := range strings.Lines(text) {
+		words := strings.Fields(line)
+		switch like.Secret = strings.TrimSpace(line); {
+		case len(words) == 2:
+			all = append(all, page.Account{
+				Name: words[0], Secret: words[1], Token: true, Role: like.Role,
+			})
+		case len(words) == 1 && act && like.Role == page.RoleAct:
+			return nil, errors.New("a token has no name, and the audit log says who acts: write a line " +
+				"with a name and a token for each person, as in \"anna TOKEN\"")
+		case len(words) == 1:
+			all = append(all, like)
+		case len(words) > 2:
+			return nil, errors.New("a line has more than a name and a token")
+		}
+	}
+	return all, nil
+}
+
+// stateHome is the folder of the tool's state; empty without a home folder.
+func (a app) stateHome() string {
 	folder := a.environment("XDG_STATE_HOME")
 	if home := a.environment("HOME"); folder == "" && home != "" {
 		folder = filepath.Join(home, ".local", "state")
@@ -222,7 +254,7 @@ func (a app) stateFolder() string {
 	if folder == "" {
 		return ""
 	}
-	return filepath.Join(folder, "millpond", "serve")
+	return filepath.Join(folder, "millpond")
 }
 
 // secret reads a secret from the file of a flag, or from the environment.

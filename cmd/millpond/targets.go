@@ -219,8 +219,8 @@ func (s *session) plans(queues []string) ([]topology.Plan, error) {
 // assumed returns the plans that the flags make, and says that nothing proves them.
 func (s *session) assumed(queues []string) ([]topology.Plan, error) {
 	if len(queues) == 0 {
-		return nil, usage("name the queues, because AMQP cannot list them and the management API "+
-			"cannot be asked: %v", s.blind)
+		return nil, usage("name the queues, or the management API with --%s, because AMQP cannot "+
+			"list them and the API cannot be asked: %v", flagManagement, s.blind)
 	}
 	queues = distinct(queues)
 	plans := make([]topology.Plan, len(queues))

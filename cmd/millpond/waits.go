@@ -10,6 +10,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/auditlog"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -209,9 +210,13 @@ func (a app) prune() *cli.Command {
 				return usage("name the queues to delete with --queue, or the policy before with --old-policy")
 			}
 			return a.planned(ctx, c, queue, func(s *session, plan topology.Plan) error {
-				results, err := s.operator.Prune(ctx, []topology.Plan{plan}, operate.PruneOptions{
-					Queues: names, NobodyPublishes: c.Bool("nobody-publishes"),
-					DryRun: c.Bool("dry-run"), Wait: c.Duration("wait"),
+				var results []operate.Pruned
+				err := a.audited(c, queue, new(operate.Filter), func(*auditlog.Entry) (err error) {
+					results, err = s.operator.Prune(ctx, []topology.Plan{plan}, operate.PruneOptions{
+						Queues: names, NobodyPublishes: c.Bool("nobody-publishes"),
+						DryRun: c.Bool("dry-run"), Wait: c.Duration("wait"),
+					})
+					return err
 				})
 				return errors.Join(err, a.printPruned(c, results))
 			})

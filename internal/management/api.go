@@ -7,6 +7,7 @@
 package management
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -222,6 +223,11 @@ func (a *API) address(path []string) string {
 	return address
 }
 
+// tags are the user tags that questions take which need more than the tag management.
+var tags = map[string]string{
+	"nodes": "monitoring", "feature-flags": "management (before RabbitMQ 4.0 administrator)",
+}
+
 // ask sends a question and lets read decode the answer.
 func (a *API) ask(
 	ctx context.Context, query url.Values, read func(*answer) error, path ...string,
@@ -249,8 +255,8 @@ func (a *API) ask(
 	case http.StatusNotFound:
 		return fmt.Errorf("get %s: %w", address, ErrNotFound)
 	case http.StatusUnauthorized, http.StatusForbidden:
-		return fmt.Errorf("get %s: %s: the user needs the right password, the tag monitoring "+
-			"and permissions in the vhost", address, status)
+		return fmt.Errorf("get %s: %s: the user needs the right password, the tag %s and permissions "+
+			"in the vhost", address, status, cmp.Or(tags[path[0]], "management"))
 	case http.StatusBadRequest:
 		return fmt.Errorf("get %s: %s: %w", address, status, errRefused)
 	default:

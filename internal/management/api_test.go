@@ -105,7 +105,7 @@ func TestRefusals(t *testing.T) {
 		status     int
 		body, want string
 	}{
-		"unauthorized":       {http.StatusUnauthorized, `{}`, "the tag monitoring"},
+		"unauthorized":       {http.StatusUnauthorized, `{}`, "the tag management "},
 		"unavailable":        {http.StatusServiceUnavailable, `{}`, "503"},
 		"redirect":           {http.StatusFound, ``, "302"},
 		"another server":     {http.StatusOK, `<html>`, "not an answer of the management API"},

@@ -14,7 +14,8 @@ import (
 // At is the management API at url, for topology.WithManagement.
 //
 // url is http or https with a user and its password, both percent-encoded, which never appear in an
-// error. The user needs the tag monitoring and permissions in the vhost, of which ^$ is enough.
+// error. The user needs the tag management and permissions in the vhost, of which ^$ is enough. The
+// alarms of nodes take the tag monitoring, and feature flags before RabbitMQ 4.0 administrator.
 // https trusts the authorities of Connection.TLSConfig.
 func At(url string) audit.Management {
 	_, err := management.New(url, nil)

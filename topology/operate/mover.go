@@ -212,7 +212,8 @@ func (p *pace) wait(ctx context.Context) error {
 
 // Progress counts the messages of a call, while it runs and at its end.
 type Progress struct {
-	// Total is the number of messages in the queue at the beginning.
+	// Total is the number of messages in the queue at the beginning; of messages that wait, the number
+	// that wait for the queue of the plan.
 	Total int `json:"total"`
 	// Seen of them were looked at.
 	Seen int `json:"seen"`

@@ -80,7 +80,8 @@ type options struct {
 // dead-lettering, bindings, policies, delivery limits, feature flags, alarms and replicas.
 //
 // url is http or https with a user and its password, both percent-encoded, which never appear in an
-// error. The user needs the tag monitoring and permissions in the vhost, of which ^$ is enough.
+// error. The user needs the tag management and permissions in the vhost, of which ^$ is enough. The
+// alarms of nodes take the tag monitoring, and feature flags before RabbitMQ 4.0 administrator.
 // https trusts the authorities of WithAMQP's TLSClientConfig.
 //
 // Default: only AMQP is asked.

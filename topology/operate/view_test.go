@@ -587,7 +587,7 @@ func users(p place) {
 	require.Equal(p.t, all.Unclear, v.Unclear)
 	for user, texts := range map[string][]string{
 		"elsewhere:elsewhere": {"permissions in"},
-		"nobody:nobody":       {"401", "the tag monitoring"},
+		"nobody:nobody":       {"401", "the tag management "},
 		"watcher:wrong":       {"401", "the right password"},
 	} {
 		v, err = as(user)

@@ -171,8 +171,9 @@ func tooMany(n int) error {
 // Release ends the wait of chosen messages: each is confirmed in the plan's queue before it leaves
 // its wait queue, with its retry state, so that its attempts go on. The other messages are treated
 // as by Waiting, and a queue that Waiting refuses is refused. A message whose headers name another
-// queue is counted as foreign and stays. If the process is killed, at most 64 messages come twice,
-// and none is lost. To, Edit, Named and MaxReplays must be empty.
+// queue stays: it is neither seen nor part of the total, and foreign if the filter chooses it. If
+// the process is killed, at most 64 messages come twice, and none is lost. To, Edit, Named and
+// MaxReplays must be empty.
 func (o *Operator) Release(
 	ctx context.Context, plan topology.Plan, options MoveOptions,
 ) (Progress, error) {
@@ -210,7 +211,13 @@ func (o *Operator) takeOut(
 					t.before = func() error { return m.finish(nil) }
 					r.count(func(p *Progress) { p.Total += t.Total() })
 				}
-				r.count(func(p *Progress) { p.Seen++ })
+				r.count(func(p *Progress) {
+					if queue, named := textOf(&d)(header.Queue); named && queue != plan.Queue {
+						p.Total-- // it only shares the wait queue
+					} else {
+						p.Seen++
+					}
+				})
 				return r.one(ctx, t, m, d)
 			})
 		})

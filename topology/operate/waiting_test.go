@@ -95,7 +95,7 @@ func TestReleaseAndCancel(t *testing.T) {
 		b.publish(hour.Name, amqp.Publishing{MessageId: "other", Headers: foreign})
 
 		one := operate.MoveOptions{Filter: operate.Filter{IDs: []string{"1h0m0s-7", "other"}}}
-		want := operate.Progress{Total: 54, Seen: 54, Chosen: 1, Foreign: 1}
+		want := operate.Progress{Total: 53, Seen: 53, Chosen: 1, Foreign: 1} // of its own queue
 		for _, one.DryRun = range []bool{true, false} {
 			if !one.DryRun {
 				want.Done = 1

@@ -99,7 +99,9 @@ func (h *Handler) requestOf(values url.Values) (job.Request, error) {
 	case job.Edit:
 		// Browsers write line ends as CR LF. A payload with CR is not written as text.
 		text := strings.ReplaceAll(f.Get("text"), "\r\n", "\n")
-		r.Change = &job.Change{Letter: f.text("letter"), Text: text}
+		r.Change = &job.Change{
+			Letter: f.text("letter"), Text: text, NotJSON: f.Get("not-json") != "",
+		}
 	}
 	if f.err != nil {
 		err = f.err
@@ -107,11 +109,8 @@ func (h *Handler) requestOf(values url.Values) (job.Request, error) {
 	return r, err
 }
 
-// editView is the form of an edit.
-type editView struct{ Queue, Letter, ID, Text string }
-
-// editPage looks at a letter and shows it for an edit.
-func (h *Handler) editPage(w http.ResponseWriter, r *http.Request) error {
+// beginEdit looks at a letter, and keeps its text for the page on which it is edited.
+func (h *Handler) beginEdit(w http.ResponseWriter, r *http.Request) error {
 	if len(h.masks) > 0 {
 		return badRequest("the letter cannot be edited: payloads are masked here")
 	}
@@ -136,10 +135,20 @@ func (h *Handler) editPage(w http.ResponseWriter, r *http.Request) error {
 		return badRequest("the letter has %d bytes as text, and a page edits at most %d: use millpond "+
 			"dead replay --edit", len(text), maxEdited)
 	}
-	return h.show(w, r, "edit", view{
-		Title: "Edit a letter", Nav: "dead",
-		Data: editView{queue, lettertext.Identity(l.Delivery), l.ID, text},
+	page := "/edit?" + r.URL.Query().Encode()
+	h.forms.keep(visitOf(r).who.name, page, url.Values{
+		"queue": {queue}, "letter": {lettertext.Identity(l.Delivery)}, "id": {l.ID}, "text": {text},
 	})
+	return h.to(w, r, page)
+}
+
+// editPage shows the form of an edit that has begun.
+func (h *Handler) editPage(w http.ResponseWriter, r *http.Request) error {
+	values := h.forms.of(r)
+	if values == nil {
+		return h.to(w, r, "/letter?"+r.URL.RawQuery)
+	}
+	return h.show(w, r, "edit", view{Title: "Edit a letter", Nav: "dead", Data: values})
 }
 
 // maxEdited is the largest text of a letter that can be edited in a page.

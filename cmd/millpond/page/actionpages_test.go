@@ -13,6 +13,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/auditlog"
 	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/cmd/millpond/page"
 	"github.com/millpond-go/millpond/internal/testing/rig"
@@ -154,6 +155,56 @@ func TestReplayByFormsAlone(t *testing.T) {
 	require.Contains(t, h.acting(folder).get("/").body, "Interrupted: Replay")
 }
 
+// A cause was named by its hash, and the way back from a rehearsal lost what was typed. Given a
+// group of letters, then Act and Confirm say their error, and the form is as it was left, until the
+// action begins.
+func TestWayBackFromARehearsal(t *testing.T) {
+	t.Parallel()
+	h := newHouse(t)
+	h.Send("orders", "is permanent 17", "is permanent 18", "waits")
+	rig.AwaitDepth(t, h.URL, "orders.dlq", 2)
+	file := filepath.Join(t.TempDir(), "audit.jsonl")
+	v := h.open(func(c *page.Config) {
+		trusting(c)
+		c.AuditFile = file
+	})
+	dead := v.post("/dead/look?queue=orders", url.Values{})
+	group := regexp.MustCompile(`group=(\w+)`).FindStringSubmatch(dead.body)[1]
+	act := "/act?group=" + group + "&queue=orders"
+	a := v.get(act)
+	require.Contains(t, a.text(), `Chosen: messages cause=&#34;no customer #&#34;.`)
+	form := formIn(t, a.body, "/action/rehearse")
+	require.Equal(t, group, form.Get("group"))
+	form.Set("canary", "1")
+	form.Set("stop-at", "5")
+	form.Set("settle", "soon")
+	require.Equal(t, http.StatusBadRequest, v.post("/action/rehearse", form).StatusCode)
+	require.Contains(t, v.get(act).body, `name="settle" value="soon"`)
+	form.Set("settle", "300ms")
+	a, confirm := v.rehearse(form)
+	require.Contains(t, a.text(), `cause=&#34;no customer #&#34;; the first 1 are watched`)
+	require.NotContains(t, a.body, group)
+	for _, kept := range []string{`name="canary" value="1"`, `name="settle" value="300ms"`} {
+		require.Contains(t, v.get(act).body, kept)
+		require.NotContains(t, v.get("/act?queue=orders").body, kept, "another page")
+	}
+	v.post("/action/start", confirm)
+	end := v.ends(a.Request.URL.RequestURI())
+	require.NotContains(t, v.get(act).body, "300ms", "the action has begun")
+
+	// It has stopped, because the first letter is dead again.
+	_, path, _ := strings.Cut(end, `action="/dead/look?`)
+	path, _, _ = strings.Cut(path, `"`)
+	a = v.post("/dead/look?"+unescaped(path), url.Values{})
+	require.Contains(t, a.text(), "1 cause of 1 letter")
+	require.Contains(t, a.text(), "failed again after replay")
+	entries, err := auditlog.Read(file)
+	require.NoError(t, err)
+	last := entries[len(entries)-1]
+	require.Equal(t, []any{"local", "stopped", `cause="no customer #"`, 2, 1},
+		[]any{last.Who, last.Event, last.Filter, last.Count, last.Done})
+}
+
 func TestEditByForms(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
@@ -164,12 +215,14 @@ func TestEditByForms(t *testing.T) {
 	require.Equal(t, "tenant string \"a\"\n\npayload as text:\no-1\n",
 		unescaped(texts.FindStringSubmatch(a.body)[1]))
 	form := formIn(t, a.body, "/action/rehearse")
+	form.Set("text", "no payload")
+	require.Equal(t, http.StatusBadRequest, v.post("/action/rehearse", form).StatusCode)
+	require.Contains(t, v.get(a.Request.URL.RequestURI()).body, "no payload", "it is not lost")
 	form.Set("text", "tenant string \"b\"\r\nnew int32 1\r\npayload as text:\r\nrepaired\r\n<b>\r\n")
 	a, end := v.act(form)
 	for _, want := range []string{
-		"<del>-tenant string &#34;a&#34;</del>", "<ins>&#43;tenant string &#34;b&#34;</ins>",
-		"<ins>&#43;new int32 1</ins>",
-		"<del>-o-1</del>", "<ins>&#43;repaired</ins>", "<ins>&#43;&lt;b&gt;</ins>",
+		"tenant string &#34;<del>[-a-]</del><ins>{&#43;b&#43;}</ins>&#34;", "{&#43;new int32 1&#43;}",
+		"<del>[-o-1-]</del>", "<ins>{&#43;repaired&#43;}</ins>", "<ins>{&#43;&lt;b&gt;&#43;}</ins>",
 	} {
 		require.Contains(t, a.body, want)
 	}

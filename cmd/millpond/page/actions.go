@@ -2,7 +2,9 @@ package page
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
+	"fmt"
 	"html/template"
 	"net/http"
 	"net/url"
@@ -10,7 +12,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
+	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -28,7 +32,9 @@ func (h *Handler) actionRoutes() []route {
 		{pattern: "GET /actions", role: RoleRead, serve: h.actionsPage},
 		{pattern: "GET /action", role: RoleRead, serve: h.actionPage},
 		{pattern: "GET /act", role: RoleRead, serve: h.actPage},
-		{pattern: "POST /edit", role: RoleAct, serve: h.editPage},
+		{pattern: "POST /edit", role: RoleAct, serve: h.beginEdit},
+		{pattern: "GET /edit", role: RoleAct, serve: h.editPage},
+		{pattern: "GET /rehearsal", role: RoleRead, serve: h.rehearsalPage},
 		{pattern: "POST /action/rehearse", role: RoleAct, serve: h.rehearse, most: maxEdit},
 		{pattern: "POST /action/start", role: RoleAct, serve: h.start},
 		{pattern: "POST /action/stop", role: RoleAct, serve: h.stop},
@@ -48,7 +54,7 @@ func (h *Handler) openJobs() error {
 			defer h.behind.Unlock()
 			return h.connected(ctx)
 		},
-		Plan: h.planOf, Folder: h.config.StateFolder,
+		Plan: h.planOf, Folder: h.config.StateFolder, Audit: h.config.AuditFile,
 	})
 	if err != nil {
 		return err
@@ -166,6 +172,8 @@ func actFailure(err error) error {
 
 // rehearse rehearses the action of a form, and shows it for confirmation.
 func (h *Handler) rehearse(w http.ResponseWriter, r *http.Request) error {
+	who := visitOf(r).who.name
+	h.forms.keep(who, r.PostForm.Get("page"), r.PostForm)
 	request, err := h.requestOf(r.PostForm)
 	if err != nil {
 		return err
@@ -173,8 +181,51 @@ func (h *Handler) rehearse(w http.ResponseWriter, r *http.Request) error {
 	if request.Kind == job.Return && !h.watcher.sight(r.Context()).keeps(request.Queue) {
 		return noStranded(request.Queue)
 	}
-	found, err := h.jobs.Rehearse(r.Context(), visitOf(r).who.name, request)
-	return h.toAction(w, r, found.ID, err)
+	return h.rehearsing(w, r, func(ctx context.Context, tell func(operate.Progress)) (
+		job.Rehearsal, error,
+	) {
+		return h.jobs.Rehearse(ctx, who, request, tell)
+	})
+}
+
+const rehearsalKey = "rehearsal\x00"
+
+// rehearsing begins a rehearsal, and shows it, or how far it is.
+func (h *Handler) rehearsing(
+	w http.ResponseWriter, r *http.Request,
+	f func(context.Context, func(operate.Progress)) (job.Rehearsal, error),
+) error {
+	id := rand.Text()
+	t := h.beside(rehearsalKey+id, func(ctx context.Context, note func(string)) (any, error) {
+		return f(ctx, func(p operate.Progress) {
+			note(digits(p.Seen) + " of " + plural(p.Total, "message"))
+		})
+	})
+	await(r.Context(), []*task{t})
+	if t.Running() {
+		return h.to(w, r, "/rehearsal?id="+id)
+	}
+	return h.rehearsed(w, r, t)
+}
+
+// rehearsed shows the action of a rehearsal that has ended.
+func (h *Handler) rehearsed(w http.ResponseWriter, r *http.Request, t *task) error {
+	found, _ := t.Value.(job.Rehearsal)
+	return h.toAction(w, r, found.ID, t.Err)
+}
+
+// rehearsalPage shows how far a rehearsal is.
+func (h *Handler) rehearsalPage(w http.ResponseWriter, r *http.Request) error {
+	t := h.tasks.last(rehearsalKey + r.URL.Query().Get("id"))
+	switch {
+	case t == nil:
+		return actFailure(job.ErrNoAction)
+	case t.Running():
+		return h.show(w, r, "rehearsal", view{
+			Title: "Rehearsing", Nav: "actions", Running: []*task{t},
+		})
+	}
+	return h.rehearsed(w, r, t)
 }
 
 func (h *Handler) toAction(w http.ResponseWriter, r *http.Request, id string, err error) error {
@@ -185,7 +236,11 @@ func (h *Handler) toAction(w http.ResponseWriter, r *http.Request, id string, er
 }
 
 func (h *Handler) start(w http.ResponseWriter, r *http.Request) error {
-	a, err := h.jobs.Start(visitOf(r).who.name, r.PostForm.Get("id"), r.PostForm.Get("digest"))
+	who := visitOf(r).who.name
+	a, err := h.jobs.Start(who, r.PostForm.Get("id"), r.PostForm.Get("digest"))
+	if err == nil {
+		h.forms.keep(who, "", nil)
+	}
 	return h.toAction(w, r, a.ID, err)
 }
 
@@ -196,8 +251,11 @@ func (h *Handler) stop(w http.ResponseWriter, r *http.Request) error {
 
 // resume rehearses the rest of an action.
 func (h *Handler) resume(w http.ResponseWriter, r *http.Request) error {
-	found, err := h.jobs.Resume(r.Context(), visitOf(r).who.name, r.PostForm.Get("id"))
-	return h.toAction(w, r, found.ID, err)
+	return h.rehearsing(w, r, func(ctx context.Context, tell func(operate.Progress)) (
+		job.Rehearsal, error,
+	) {
+		return h.jobs.Resume(ctx, visitOf(r).who.name, r.PostForm.Get("id"), tell)
+	})
 }
 
 func (h *Handler) actionsPage(w http.ResponseWriter, r *http.Request) error {
@@ -213,6 +271,18 @@ type actionView struct {
 	Until     time.Time      // of the rehearsal
 	Own       bool           // the person who looks has rehearsed it
 	Followed  []job.Action   // the actions that resume it
+}
+
+// DeadAgain is the query of the letters that a replay has moved and that are dead again; empty
+// without any.
+func (v actionView) DeadAgain() template.URL {
+	ramp := v.Progress.Ramp
+	if ramp == nil || ramp.DeadAgain == 0 || v.Active() {
+		return ""
+	}
+	return filter{
+		queueName: {v.Request.Queue}, "header": {fmt.Sprintf("%s=/^%s[.]/", keys.Replay, ramp.Run)},
+	}.Address()
 }
 
 func (h *Handler) actionPage(w http.ResponseWriter, r *http.Request) error {
@@ -246,6 +316,15 @@ type actView struct {
 	Mains, Stranded []string
 	IsStranded      bool // Queue keeps stranded messages
 	CanDiscard      bool
+	typed           url.Values // before the last rehearsal
+}
+
+// Typed is what was typed into a field of the form of a kind.
+func (v actView) Typed(kind, name, otherwise string) string {
+	if v.typed.Get("kind") != kind {
+		return otherwise
+	}
+	return v.typed.Get(name)
 }
 
 func (h *Handler) actPage(w http.ResponseWriter, r *http.Request) error {
@@ -257,7 +336,7 @@ func (h *Handler) actPage(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	v := actView{Filter: f, CanDiscard: h.config.StateFolder != ""}
+	v := actView{Filter: f, CanDiscard: h.config.StateFolder != "", typed: h.forms.of(r)}
 	for _, q := range s.Vhost.Mains {
 		v.Mains = append(v.Mains, q.Name)
 	}
@@ -275,10 +354,24 @@ func (h *Handler) actPage(w http.ResponseWriter, r *http.Request) error {
 		if err != nil {
 			return err
 		}
-		v.Words = o.Redacted()
+		v.Words = overview.Chosen(o, h.letters.cause(o.Group))
 		title = "Act on " + oneLine(100, v.Queue)
 	}
 	return h.show(w, r, "act", view{Title: title, Nav: "actions", Data: v})
+}
+
+// cause returns the error of a group of letters; empty if no look has seen one.
+func (s *letterStore) cause(id string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.piles {
+		for _, c := range p.causes.values {
+			if c.id == id && id != "" {
+				return c.text
+			}
+		}
+	}
+	return ""
 }
 
 // ActHref is the page on which an action with the filter of this page is prepared.

@@ -48,11 +48,13 @@ type Config struct {
 	// AllowActions lets accounts with RoleAct change queues, and run the doctor, which declares some.
 	// It needs Accounts or Authorize. Default: the page only reads.
 	AllowActions bool
-	// StateFolder keeps the journal of actions, the audit log, and the letters that were discarded.
-	// One page uses it at a time. It belongs to the user of the process, and neither it nor a file in
-	// it is a symbolic link. Default: actions are forgotten when the process ends, nothing can be
-	// discarded, and there is no audit log.
+	// StateFolder keeps the journal of actions, and the letters that were discarded. One page uses it
+	// at a time. It belongs to the user of the process, and neither it nor a file in it is a symbolic
+	// link. Default: actions are forgotten when the process ends, and nothing can be discarded.
 	StateFolder string
+	// AuditFile is the audit log, a line of JSON for what each person has begun and how it ended. The
+	// tool, with --audit, and other pages may share it. Default: audit.jsonl in StateFolder.
+	AuditFile string
 	// Masks are JSON paths, such as $.card.number or $..email. The values there are never shown.
 	// Payloads that are no JSON are then not shown at all. Default: payloads are shown.
 	Masks []string
@@ -74,6 +76,7 @@ type Handler struct {
 	watcher  *watcher
 	letters  *letterStore
 	tasks    *tasks
+	forms    keptForms
 	jobs     *job.Manager // nil without Config.AllowActions
 	showing  sync.WaitGroup
 	key      []byte // of form tokens

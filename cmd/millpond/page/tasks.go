@@ -68,10 +68,25 @@ const (
 
 func newTasks() *tasks { return &tasks{all: map[string]*task{}, one: make(chan struct{}, 1)} }
 
-// begin begins a look, unless one with the same key is under way.
-func (h *Handler) begin(
-	key string, f func(ctx context.Context, note func(string)) (any, error),
-) *task {
+// look is the work of a task. note says how far it is.
+type look func(ctx context.Context, note func(string)) (any, error)
+
+// begin begins a look, unless one with the same key is under way. It waits for the others to end.
+func (h *Handler) begin(key string, f look) *task {
+	return h.beside(key, func(ctx context.Context, note func(string)) (any, error) {
+		select {
+		case h.tasks.one <- struct{}{}:
+			defer func() { <-h.tasks.one }()
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		note("connecting")
+		return f(ctx, note)
+	})
+}
+
+// beside is begin for a look that waits for no other.
+func (h *Handler) beside(key string, f look) *task {
 	h.tasks.mu.Lock()
 	defer h.tasks.mu.Unlock()
 	t := h.tasks.all[key]
@@ -161,7 +176,7 @@ func (t *tasks) last(key string) *task {
 	return t.all[key]
 }
 
-func (h *Handler) runTask(t *task, f func(context.Context, func(string)) (any, error)) {
+func (h *Handler) runTask(t *task, f look) {
 	defer func() {
 		t.At = time.Now()
 		close(t.done)
@@ -170,13 +185,6 @@ func (h *Handler) runTask(t *task, f func(context.Context, func(string)) (any, e
 	}()
 	ctx, cancel := context.WithTimeout(h.ctx, taskEnd)
 	defer cancel()
-	select {
-	case h.tasks.one <- struct{}{}:
-		defer func() { <-h.tasks.one }()
-	case <-ctx.Done():
-		t.Err = ctx.Err()
-		return
-	}
 	note := func(text string) {
 		t.mu.Lock()
 		fresh := time.Since(t.shown) > time.Second/2
@@ -188,7 +196,6 @@ func (h *Handler) runTask(t *task, f func(context.Context, func(string)) (any, e
 			h.showTask(t)
 		}
 	}
-	note("connecting")
 	t.Value, t.Err = f(ctx, note)
 }
 

@@ -59,6 +59,7 @@ func TestToolCommandsOfPages(t *testing.T) {
 		node.Grant(t, testbroker.Everything(vhost, "guest"))
 		d := &desk{t: t, tool: tool, folder: t.TempDir(), url: node.URL() + vhost, api: api}
 		d.environment = append(os.Environ(), "AMQP_URL="+d.url, "MILLPOND_MANAGEMENT_URL="+api,
+			"MILLPOND_AUDIT="+filepath.Join(d.folder, "audit.jsonl"),
 			"PATH="+filepath.Dir(tool)+":"+os.Getenv("PATH"), "NO_COLOR=1")
 		d.furnish(c)
 		return d.work(c)
@@ -131,6 +132,9 @@ func (d *desk) furnish(c command) {
 	d.must(declare...)
 	if old != "" {
 		d.must("declare", "orders", "--policy", old)
+	}
+	if words[0] == "brake" {
+		rig.StartBraked(d.t, rig.Braked{URL: d.url, Queue: "mail", Name: "payments", Handle: rig.Succeed})
 	}
 	if words[0] == "brake" && slices.Contains(words, "start") {
 		d.must("brake", "stop", words[len(words)-1])

@@ -17,7 +17,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	udiff "github.com/aymanbagabas/go-udiff"
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/excerpt"
@@ -61,24 +60,6 @@ func Identity(d amqp.Delivery) string {
 	line, err := operate.Encode(d)
 	sum := sha256.Sum256(append(line, fmt.Sprint(err)...))
 	return hex.EncodeToString(sum[:])
-}
-
-// Difference returns the lines of a unified difference, at most that many; left counts the others.
-func Difference(
-	name string, before, after Content, most int,
-) (lines []string, left int, err error) {
-	was, err := before.Text()
-	if err != nil {
-		return nil, 0, err
-	}
-	is, err := after.Text()
-	if err != nil {
-		return nil, 0, err
-	}
-	diff := udiff.Unified(name, name+" (edited)", was, is)
-	lines = strings.Split(strings.TrimSuffix(diff, "\n"), "\n")
-	left = max(len(lines)-most, 0)
-	return lines[:len(lines)-left], left, nil
 }
 
 // The forms of a payload, by the line above it.
@@ -182,8 +163,9 @@ func payloadText(body []byte) (form, text string) {
 }
 
 // Parse reads a text that Content.Text wrote and a person has changed. Lines above the
-// payload that begin with # are comments. A payload whose text is unchanged keeps its bytes.
-func Parse(text string, before Content) (Content, error) {
+// payload that begin with # are comments. A payload whose text is unchanged keeps its bytes. JSON
+// must stay JSON, unless anything is set.
+func Parse(text string, before Content, anything bool) (Content, error) {
 	c := Content{Headers: amqp.Table{}}
 	for n := 1; ; n++ {
 		line, rest, more := strings.Cut(text, "\n")
@@ -191,7 +173,7 @@ func Parse(text string, before Content) (Content, error) {
 		switch line {
 		case asJSON, asText, AsBase64:
 			var err error
-			c.Body, err = parsePayload(line, strings.TrimSuffix(rest, "\n"), before.Body)
+			c.Body, err = parsePayload(line, strings.TrimSuffix(rest, "\n"), before.Body, anything)
 			if err != nil {
 				err = fmt.Errorf("the payload below line %d: %w", n, err)
 			}
@@ -244,34 +226,36 @@ func (c Content) parseHeader(line string) error {
 	return nil
 }
 
-func parsePayload(form, text string, before []byte) ([]byte, error) {
+// ErrNoJSON: the payload was JSON, and would be none.
+var ErrNoJSON = errors.New("it is no JSON")
+
+func parsePayload(form, text string, before []byte, anything bool) (body []byte, err error) {
 	if was, shown := payloadText(before); was == form && shown == text {
 		return before, nil
 	}
-	switch form {
-	case AsBase64:
-		body, err := base64.StdEncoding.DecodeString(strings.Join(strings.Fields(text), ""))
+	body = []byte(text)
+	if form == AsBase64 {
+		body, err = base64.StdEncoding.DecodeString(strings.Join(strings.Fields(text), ""))
 		if err != nil {
-			err = fmt.Errorf("it is no base64: %w", err)
+			return nil, fmt.Errorf("it is no base64: %w", err)
 		}
-		return body, err
-	case asText:
-		return []byte(text), nil
+	}
+	if anything || form != asJSON && !json.Valid(before) {
+		return body, nil
 	}
 	var valid json.RawMessage
-	if err := json.Unmarshal([]byte(text), &valid); err != nil {
+	if err := json.Unmarshal(body, &valid); err != nil {
 		var syntax *json.SyntaxError
 		if errors.As(err, &syntax) {
-			at := min(int(syntax.Offset), len(text))
-			err = fmt.Errorf("in its line %d: %w", 1+strings.Count(text[:at], "\n"), err)
+			at := min(int(syntax.Offset), len(body))
+			err = fmt.Errorf("in its line %d: %w", 1+bytes.Count(body[:at], []byte("\n")), err)
 		}
-		return nil, fmt.Errorf("it is no JSON: %w; for another payload write %q", err, asText)
+		return nil, fmt.Errorf("%w: %w", ErrNoJSON, err)
 	}
-	var was bytes.Buffer
-	if json.Compact(&was, before) == nil && !bytes.Equal(was.Bytes(), before) {
-		return []byte(text), nil // it was indented before
+	var was, compact bytes.Buffer
+	if form != asJSON || json.Compact(&was, before) == nil && !bytes.Equal(was.Bytes(), before) {
+		return body, nil // it was indented before
 	}
-	var compact bytes.Buffer
-	err := json.Compact(&compact, valid)
+	err = json.Compact(&compact, valid)
 	return compact.Bytes(), err
 }

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/millpond-go/millpond/topology/operate"
 )
 
 // Plural is a number of things.
@@ -73,4 +75,29 @@ func Steps(text string) (steps []int, err error) {
 		steps = append(steps, n)
 	}
 	return steps, nil
+}
+
+// Caused returns the filter with a look at the first letter that it chooses: cause gets its error,
+// if the filter names a group.
+func Caused(f operate.Filter, cause *string) operate.Filter {
+	if match := f.Match; f.Group != "" {
+		f.Match = func(l operate.Letter) bool {
+			is := match == nil || match(l)
+			if is && *cause == "" {
+				_, *cause = operate.Fingerprint(l)
+			}
+			return is
+		}
+	}
+	return f
+}
+
+// Chosen is a filter as people read it: without payloads, and with the cause, if it is known, in
+// place of the ID of its group.
+func Chosen(f operate.Filter, cause string) string {
+	if cause == "" {
+		return f.Redacted()
+	}
+	f.Group = ""
+	return strings.TrimSpace(fmt.Sprintf("cause=%q %s", cause, f.Redacted()))
 }

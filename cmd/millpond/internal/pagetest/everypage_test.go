@@ -88,7 +88,7 @@ func (h *house) answers(b *tab, axe string) {
 	b.inspectHere("edit", axe)
 	m.fill("Headers and payload", "tries int32 4\npayload as json:\n"+`{"order":17000}`)
 	m.press("Rehearse the edit")
-	b.see("The difference", "+tries int32 4")
+	b.see("The difference", "{+tries int32 4+}")
 	b.inspectHere("edit-confirm", axe)
 	b.tolerate("status of 400")
 	b.visit("/act?queue=orders&error=service+l")

@@ -2,16 +2,17 @@ package job
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/subtle"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/auditlog"
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -46,6 +47,9 @@ type Options struct {
 	// the rights 0700. One Manager uses it at a time. Default: everything is in memory, an
 	// interrupted action is forgotten, nothing can be discarded, and there is no audit log.
 	Folder string
+	// Audit is the file of the audit log, which other processes may share. Default: audit.jsonl in
+	// the Folder.
+	Audit string
 }
 
 // Manager runs actions. Its methods may be called from many goroutines.
@@ -53,7 +57,8 @@ type Manager struct {
 	Options
 	ctx    context.Context // of all actions
 	cancel context.CancelCauseFunc
-	store  *store // nil without a folder
+	store  *store        // nil without a folder
+	log    *auditlog.Log // nil without a file
 	group  sync.WaitGroup
 
 	mu      sync.Mutex
@@ -70,6 +75,7 @@ type action struct {
 	keys   []string // queues that no other action may use
 	cancel context.CancelCauseFunc
 	told   time.Time
+	tell   func(operate.Progress) // of its rehearsal
 	result Rehearsal
 }
 
@@ -78,12 +84,27 @@ type action struct {
 func Open(options Options) (*Manager, error) {
 	m := &Manager{Options: options, busy: map[string]string{}, changed: make(chan struct{}, 1)}
 	m.ctx, m.cancel = context.WithCancelCause(context.Background())
-	if options.Folder == "" {
-		return m, nil
+	if m.Audit == "" && m.Folder != "" {
+		m.Audit = filepath.Join(m.Folder, auditName)
 	}
-	known, err := m.openStore()
+	var known []Action
+	var err error
+	if m.Folder != "" {
+		if m.store, known, err = openStore(m.Folder); err != nil {
+			return nil, fmt.Errorf("actions: folder %q: %w", m.Folder, err)
+		}
+	}
+	if m.Audit != "" {
+		m.log, err = auditlog.Open(m.Audit)
+	}
+	for i := range known {
+		if known[i].Active() && err == nil {
+			known[i].State = StateInterrupted
+			err = errors.Join(m.audit("interrupted", known[i].Who, &known[i]), m.store.put(&known[i]))
+		}
+	}
 	if err != nil {
-		return nil, fmt.Errorf("actions: folder %q: %w", options.Folder, err)
+		return nil, fmt.Errorf("actions: audit log %q: %w", m.Audit, errors.Join(err, m.closeFiles()))
 	}
 	for _, a := range known {
 		m.actions = append(m.actions, &action{Action: a})
@@ -91,24 +112,17 @@ func Open(options Options) (*Manager, error) {
 	return m, nil
 }
 
-// openStore opens the store and notes interruptions.
-func (m *Manager) openStore() ([]Action, error) {
-	s, known, err := openStore(m.Folder)
-	if err != nil {
-		return nil, err
+// audit writes a line to the audit log: who did what, to how many messages.
+func (m *Manager) audit(event, who string, a *Action) error {
+	if m.log == nil {
+		return nil
 	}
-	for i := range known {
-		if known[i].Active() {
-			known[i].State = StateInterrupted
-			err = errors.Join(err, s.audit("interrupted", known[i].Who, &known[i]), s.put(&known[i]))
-		}
-	}
-	if err != nil {
-		_ = s.close()
-		return nil, err
-	}
-	m.store = s
-	return known, nil
+	r := &a.Request
+	return m.log.Append(auditlog.Entry{
+		Event: event, Who: who, Action: a.ID, Kind: string(r.Kind), Queue: r.Queue, What: a.Words,
+		Filter: overview.Chosen(r.Filter, r.Cause), Count: a.Count, Done: a.Progress.Done,
+		Error: a.Error, Of: r.Of, Export: a.Export,
+	})
 }
 
 // Close stops every action, waits until none moves messages any more, and closes the files. The
@@ -123,7 +137,14 @@ func (m *Manager) Close() error {
 	m.mu.Unlock()
 	m.cancel(errClosing)
 	m.group.Wait()
-	return m.store.close()
+	return m.closeFiles()
+}
+
+func (m *Manager) closeFiles() error {
+	if m.log == nil {
+		return m.store.close()
+	}
+	return errors.Join(m.store.close(), m.log.Close())
 }
 
 // Actions returns all actions, newest first: rehearsals, actions under way, and up to 200 that have
@@ -238,7 +259,7 @@ func (m *Manager) Start(who, id, digest string) (Action, error) {
 	}
 	before := a.Action
 	a.State, a.Began = StateRunning, time.Now()
-	err = m.store.audit("started", who, &a.Action)
+	err = m.audit("started", who, &a.Action)
 	if err == nil {
 		err = m.store.note(&a.Action)
 	}
@@ -269,7 +290,7 @@ func (m *Manager) Stop(who, id string) (Action, error) {
 	if a.State == StateRunning {
 		a.State, a.StoppedBy = StateStopping, who
 		a.cancel(errStop)
-		err = m.store.audit("stop", who, &a.Action)
+		err = m.audit("stop", who, &a.Action)
 		m.tell()
 	}
 	return a.Action, err
@@ -327,20 +348,13 @@ func (m *Manager) finish(ctx context.Context, a *action, err error) {
 	if err != nil && !errors.Is(err, errStop) && !errors.Is(err, errClosing) {
 		a.Error = err.Error()
 	}
-	err = errors.Join(m.store.note(&a.Action), m.store.audit(string(a.State), a.Who, &a.Action))
+	err = errors.Join(m.store.note(&a.Action), m.audit(string(a.State), a.Who, &a.Action))
 	if err != nil {
 		a.Error += "; the journal or the audit log could not be written: " + err.Error()
 	}
 	a.Request.Change, a.result = nil, Rehearsal{} // payloads
 	m.release(a.keys)
 	m.tell()
-}
-
-// newID returns an ID that sorts by time.
-func newID() string {
-	random := make([]byte, 4)
-	_, _ = rand.Read(random) // never fails
-	return time.Now().UTC().Format("20060102-150405-") + hex.EncodeToString(random)
 }
 
 // clone copies the maps and slices that a request shares with its caller.

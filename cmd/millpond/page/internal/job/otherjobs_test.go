@@ -45,9 +45,8 @@ func TestEditShowsTheDifferenceAndKeepsTheOriginal(t *testing.T) {
 	}
 	h := y.rehearse(r)
 	require.Equal(t, 1, h.Count)
-	difference := strings.Join(h.Difference, "\n")
-	require.Contains(t, difference, "-tenant int32 1\n+tenant int64 7\n")
-	require.Contains(t, difference, "-body 1\n+repaired")
+	require.Contains(t, h.Difference, lettertext.Span{Kind: "-", Text: "[-tenant int32 1-]"})
+	require.Contains(t, h.Difference, lettertext.Span{Kind: "+", Text: "{+repaired+}"})
 	change.Text = "payload as text:\nanother one, after the rehearsal\n"
 	y.does(h, 1)
 	edited := y.drain(y.queue, 1)[0]
@@ -56,12 +55,12 @@ func TestEditShowsTheDifferenceAndKeepsTheOriginal(t *testing.T) {
 	y.holds(y.dead+".originals", "body 1")
 
 	r.Queue = y.queue
-	_, err := y.Rehearse(t.Context(), "alice", r)
+	_, err := y.Rehearse(t.Context(), "alice", r, nil)
 	require.ErrorIs(t, err, job.ErrChanged)
 	r.Filter.IDs = []string{"order-2"}
 	change.Letter = lettertext.Identity(y.theLetter("order-2").Delivery)
 	change.Text = "tenant int32 2"
-	_, err = y.Rehearse(t.Context(), "alice", r)
+	_, err = y.Rehearse(t.Context(), "alice", r, nil)
 	require.ErrorIs(t, err, job.ErrRequest)
 	require.ErrorContains(t, err, "is missing above the payload")
 	require.NotContains(t, y.journal(), "repaired")
@@ -95,7 +94,7 @@ func TestDiscardedLettersAreInAFile(t *testing.T) {
 	defer func() { require.NoError(t, forgetful.Close()) }()
 	_, err = forgetful.Rehearse(t.Context(), "alice", job.Request{
 		Kind: job.Discard, Queue: y.queue, All: true,
-	})
+	}, nil)
 	require.ErrorIs(t, err, job.ErrNoFolder)
 }
 
@@ -130,7 +129,7 @@ func TestReleaseAndCancel(t *testing.T) {
 	require.Equal(t, 1, h.Count)
 	_, err := y.Rehearse(t.Context(), "alice", job.Request{
 		Kind: job.Release, Queue: y.queue, Filter: operate.Filter{Reason: "exhausted"},
-	})
+	}, nil)
 	require.ErrorIs(t, err, job.ErrRequest, "a filter is never passed over")
 }
 

@@ -5,10 +5,13 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/auditlog"
 	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -19,20 +22,24 @@ type Rehearsal struct {
 	Found operate.Rehearsal
 	// Notes are further sentences.
 	Notes []string
-	// Difference are the lines in which an Edit changes its letter.
-	Difference []string
+	// Difference says how an Edit changes its letter.
+	Difference []lettertext.Span
 }
 
 // Rehearse looks at the messages and moves none. The action that it returns waits for Start with
-// its digest, for 15 minutes.
-func (m *Manager) Rehearse(ctx context.Context, who string, r Request) (Rehearsal, error) {
+// its digest, for 15 minutes. tell gets its progress, and may be nil.
+func (m *Manager) Rehearse(
+	ctx context.Context, who string, r Request, tell func(operate.Progress),
+) (Rehearsal, error) {
 	r.Of, r.Runs = "", nil
-	return m.rehearse(ctx, who, r.clone())
+	return m.rehearse(ctx, who, r.clone(), tell)
 }
 
 // Resume rehearses the rest of an action that was stopped, interrupted or has failed: its filter
 // again. Letters that are dead again since its replay are passed over.
-func (m *Manager) Resume(ctx context.Context, who, id string) (Rehearsal, error) {
+func (m *Manager) Resume(
+	ctx context.Context, who, id string, tell func(operate.Progress),
+) (Rehearsal, error) {
 	a, err := m.Action(id)
 	if err != nil {
 		return Rehearsal{}, err
@@ -45,7 +52,7 @@ func (m *Manager) Resume(ctx context.Context, who, id string) (Rehearsal, error)
 	if a.Progress.Ramp != nil {
 		r.Runs = append(r.Runs, a.Progress.Ramp.Run)
 	}
-	return m.rehearse(ctx, who, r)
+	return m.rehearse(ctx, who, r, tell)
 }
 
 // Rehearsal returns a rehearsal that was not started yet.
@@ -62,7 +69,9 @@ func (m *Manager) Rehearsal(id string) (Rehearsal, error) {
 	return a.result, nil
 }
 
-func (m *Manager) rehearse(ctx context.Context, who string, r Request) (Rehearsal, error) {
+func (m *Manager) rehearse(
+	ctx context.Context, who string, r Request, tell func(operate.Progress),
+) (Rehearsal, error) {
 	if err := r.check(); err != nil {
 		return Rehearsal{}, err
 	}
@@ -72,8 +81,8 @@ func (m *Manager) rehearse(ctx context.Context, who string, r Request) (Rehearsa
 	if r.Kind == Discard && m.store == nil {
 		return Rehearsal{}, ErrNoFolder
 	}
-	a := &action{keys: []string{r.Queue}, Action: Action{
-		ID: newID(), Who: who, Request: r, Source: r.Queue, State: StateRehearsed,
+	a := &action{keys: []string{r.Queue}, tell: tell, Action: Action{
+		ID: auditlog.NewID(), Who: who, Request: r, Source: r.Queue, State: StateRehearsed,
 	}}
 	if r.Kind != Return {
 		var err error
@@ -112,8 +121,8 @@ func (m *Manager) rehearse(ctx context.Context, who string, r Request) (Rehearsa
 	if err != nil {
 		return Rehearsal{}, err
 	}
-	a.Rehearsed = time.Now()
-	a.Words = r.words(a.Count, a.plan.Dead.RoutingKey)
+	a.Rehearsed, a.tell = time.Now(), nil
+	a.Words = a.Request.words(a.Count, a.plan.Dead.RoutingKey)
 	a.Digest = a.digest()
 	found.Action = a.Action
 	a.result = found
@@ -142,6 +151,7 @@ func (m *Manager) look(ctx context.Context, a *action) (found Rehearsal, err err
 	if err != nil {
 		return found, err
 	}
+	filter = overview.Caused(filter, &a.Request.Cause)
 	o, err := m.Operator(ctx)
 	if err != nil {
 		return found, err
@@ -160,6 +170,7 @@ func (a *action) count(
 	ctx context.Context, o *operate.Operator, filter operate.Filter,
 ) (found Rehearsal, err error) {
 	options := a.options(filter)
+	options.Progress = a.tell
 	note := func(n int, text string) {
 		if n > 0 {
 			found.Notes = append(found.Notes, fmt.Sprintf("%d %s", n, text))
@@ -243,15 +254,17 @@ func (a *action) lookEdit(
 			"millpond dead replay --edit", ErrRequest, n, maxEdited)
 	}
 	before, _ := lettertext.Of(letter.Delivery.Headers, letter.Delivery.Body)
-	if c.after, err = lettertext.Parse(c.Text, before); err != nil {
+	c.after, err = lettertext.Parse(c.Text, before, c.NotJSON)
+	switch {
+	case errors.Is(err, lettertext.ErrNoJSON):
+		return found, fmt.Errorf("%w: %w; to replay it all the same, check that it need not be JSON",
+			ErrRequest, err)
+	case err != nil:
 		return found, fmt.Errorf("%w: %w", ErrRequest, err)
 	}
-	found.Difference, _, err = lettertext.Difference("letter", before, c.after, maxDifference)
-	if err == nil && len(found.Difference) < 2 {
+	found.Difference, err = lettertext.Difference(before, c.after)
+	if err == nil && len(found.Difference) == 0 {
 		err = fmt.Errorf("%w: the edit changes nothing", ErrRequest)
 	}
 	return found, err
 }
-
-// maxDifference bounds the lines of a difference that are shown.
-const maxDifference = 1000

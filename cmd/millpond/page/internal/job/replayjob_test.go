@@ -30,7 +30,7 @@ func TestReplayIsRehearsedAndConfirmed(t *testing.T) {
 	r.Watch = rig.Patience
 	r.Queue = y.queue
 	tab, closeTab := context.WithCancel(t.Context())
-	h, err := y.Rehearse(tab, "alice", r)
+	h, err := y.Rehearse(tab, "alice", r, nil)
 	require.NoError(t, err)
 	require.Equal(t, 30, h.Count)
 	require.Equal(t, 40, h.Found.Total)
@@ -87,12 +87,12 @@ func TestNothingIsDoneWithoutAFilterOrAMatch(t *testing.T) {
 	y := newYard(t, topology.Classic)
 	y.die(0, 3, refused)
 	for _, kind := range []job.Kind{job.Replay, job.Discard, job.Release, job.Cancel} {
-		_, err := y.Rehearse(t.Context(), "alice", job.Request{Kind: kind, Queue: y.queue})
+		_, err := y.Rehearse(t.Context(), "alice", job.Request{Kind: kind, Queue: y.queue}, nil)
 		require.ErrorIs(t, err, job.ErrNoFilter, kind)
 	}
 	_, err := y.Rehearse(t.Context(), "alice", job.Request{
 		Kind: job.Replay, Queue: y.queue, All: true, Filter: operate.Filter{Error: "x"},
-	})
+	}, nil)
 	require.ErrorIs(t, err, job.ErrRequest)
 	for _, kind := range []job.Kind{job.Replay, job.Discard} {
 		h := y.rehearse(job.Request{Kind: kind, Filter: operate.Filter{Error: "nowhere"}})
@@ -137,7 +137,7 @@ func TestStopAndResume(t *testing.T) {
 	id := y.confirm(y.rehearse(r)).ID
 	_, err := y.Rehearse(t.Context(), "bob", job.Request{
 		Kind: job.Discard, Queue: y.queue, All: true,
-	})
+	}, nil)
 	require.ErrorIs(t, err, job.ErrBusy, "one action at a time")
 	y.await(id, "ten letters", func(a job.Action) bool { return a.Progress.Done >= 10 })
 
@@ -153,7 +153,7 @@ func TestStopAndResume(t *testing.T) {
 	y.depth(y.queue, moved)
 	y.depth(y.dead, 200-moved)
 
-	h, err := y.Resume(t.Context(), "bob", id)
+	h, err := y.Resume(t.Context(), "bob", id, nil)
 	require.NoError(t, err)
 	require.Equal(t, 200-moved, h.Count)
 	require.Len(t, h.Request.Runs, 1)
@@ -185,7 +185,7 @@ func TestLettersThatAreDeadAgainAreNotResumed(t *testing.T) {
 	require.Contains(t, a.Error, operate.ErrStopped.Error())
 	require.Equal(t, 4, a.Progress.Ramp.DeadAgain)
 	require.Equal(t, 16, a.Progress.Ramp.Left)
-	rest, err := y.Resume(t.Context(), "alice", h.ID)
+	rest, err := y.Resume(t.Context(), "alice", h.ID, nil)
 	require.NoError(t, err)
 	require.Equal(t, 16, rest.Count)
 	y.depth(y.dead, 20)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -51,6 +52,8 @@ type Request struct {
 	// Filter chooses the messages. An empty filter needs All, and All an empty filter.
 	Filter operate.Filter `json:"chosen,omitzero"`
 	All    bool           `json:"all,omitempty"`
+	// Cause is the error of the group in the filter, as the Manager has found it.
+	Cause string `json:"cause,omitempty"`
 	// To is the queue that gets them, of Replay, Edit and Return. Default: their own.
 	To string `json:"to,omitempty"`
 	// Rate is the number of messages a second, of Replay and Return. Default: as fast as possible.
@@ -88,6 +91,8 @@ type Change struct {
 	Letter string
 	// Text is its content after the edit, as lettertext writes it.
 	Text string
+	// NotJSON says that a payload that was JSON may become another one.
+	NotJSON bool
 
 	after lettertext.Content // what the rehearsal has read
 }
@@ -202,7 +207,7 @@ func (r *Request) words(n int, dead string) string {
 		one, many = "waiting message", "waiting messages"
 	}
 	chosen := "all that are there"
-	if f := r.Filter.Redacted(); f != "" {
+	if f := overview.Chosen(r.Filter, r.Cause); f != "" {
 		chosen = f
 	}
 	if n == 1 {

@@ -47,11 +47,11 @@ func beServer(queue, folder string) error {
 	}
 	var h job.Rehearsal
 	if last := m.Actions(); len(last) > 0 && last[0].Resumable() {
-		h, err = m.Resume(ctx, "alice", last[0].ID)
+		h, err = m.Resume(ctx, "alice", last[0].ID, nil)
 	} else {
 		h, err = m.Rehearse(ctx, "alice", job.Request{
 			Kind: job.Discard, Queue: queue, Filter: operate.Filter{Error: refused},
-		})
+		}, nil)
 	}
 	if err != nil {
 		return err
@@ -117,7 +117,7 @@ func TestServerKilledInADiscard(t *testing.T) {
 		require.Equal(t, rehearsed, a.Count)
 		require.LessOrEqual(t, a.Progress.Done, rehearsed)
 		rig.WaitFor(t, "the letters that the dead server held", func() bool {
-			h, err := y.Resume(t.Context(), "alice", a.ID)
+			h, err := y.Resume(t.Context(), "alice", a.ID, nil)
 			require.NoError(t, err)
 			return testbroker.Depth(t, y.url, y.dead) == h.Count
 		})

@@ -4,11 +4,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"time"
+
+	"github.com/millpond-go/millpond/cmd/millpond/internal/auditlog"
 )
 
 // The folder has the journal, with a file for each action, the letters that were discarded, the
@@ -20,11 +21,11 @@ const (
 	lockName      = "lock"
 )
 
-// store keeps the journal and the audit log, each durable when its function returns. The methods of
+// store keeps the journal, durable when its function returns. The methods of
 // a nil store keep nothing. The caller has a lock.
 type store struct {
-	folder     string
-	lock, logs *os.File
+	folder string
+	lock   *os.File
 }
 
 // openStore returns the newest actions of the journal, oldest first, and removes the others.
@@ -34,20 +35,24 @@ func openStore(folder string) (s *store, known []Action, err error) {
 		if err := os.MkdirAll(name, 0o700); err != nil {
 			return nil, nil, err
 		}
-		own, err := openOwn(name, os.O_RDONLY)
+		own, err := auditlog.OpenOwn(name, os.O_RDONLY)
 		if err != nil {
 			return nil, nil, err
 		}
 		_ = own.Close()
 	}
 	s = &store{folder: folder}
-	if s.lock, err = lockFile(filepath.Join(folder, lockName)); err != nil {
+	s.lock, err = auditlog.OpenOwn(filepath.Join(folder, lockName), os.O_CREATE|os.O_RDWR)
+	if err != nil {
 		return nil, nil, err
+	}
+	if err := auditlog.Lock(s.lock, false); err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("%w: %w", ErrLocked, err), s.lock.Close())
 	}
 	names, err := filepath.Glob(s.fileOf("*"))
 	for _, name := range names {
 		var a Action
-		f, readErr := openOwn(name, os.O_RDONLY)
+		f, readErr := auditlog.OpenOwn(name, os.O_RDONLY)
 		if readErr == nil {
 			readErr = json.NewDecoder(f).Decode(&a)
 			_ = f.Close()
@@ -61,9 +66,6 @@ func openStore(folder string) (s *store, known []Action, err error) {
 	for old := len(known) - maxActions; err == nil && old > 0; old-- {
 		err, known = os.Remove(s.fileOf(known[0].ID)), known[1:]
 	}
-	if err == nil {
-		s.logs, err = openAppend(filepath.Join(folder, auditName))
-	}
 	if err != nil {
 		_ = s.close()
 		return nil, nil, err
@@ -72,25 +74,6 @@ func openStore(folder string) (s *store, known []Action, err error) {
 }
 
 func (s *store) fileOf(id string) string { return filepath.Join(s.folder, journalName, id+".json") }
-
-// openAppend opens a file for lines. A line that a kill has cut off gets its end.
-func openAppend(name string) (*os.File, error) {
-	f, err := openOwn(name, os.O_CREATE|os.O_APPEND|os.O_RDWR)
-	if err != nil {
-		return nil, err
-	}
-	end, err := f.Seek(0, io.SeekEnd)
-	last := make([]byte, 1)
-	if err == nil && end > 0 {
-		if _, err = f.ReadAt(last, end-1); err == nil && last[0] != '\n' {
-			_, err = f.WriteString("\n")
-		}
-	}
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
-}
 
 // syncFolder makes the names of new files durable.
 func syncFolder(folder string) error {
@@ -137,34 +120,6 @@ func write(f *os.File, line []byte) error {
 	return f.Sync()
 }
 
-// audit writes a line to the audit log: who did what, to how many messages.
-func (s *store) audit(event, who string, a *Action) error {
-	if s == nil {
-		return nil
-	}
-	line, err := json.Marshal(struct {
-		At     time.Time `json:"at"`
-		Event  string    `json:"event"`
-		Who    string    `json:"who"`
-		Action string    `json:"action"`
-		Kind   Kind      `json:"kind"`
-		Queue  string    `json:"queue"`
-		What   string    `json:"what"`
-		Count  int       `json:"count"`
-		Done   int       `json:"done"`
-		Error  string    `json:"error,omitempty"`
-		Of     string    `json:"of,omitempty"`
-		Export string    `json:"export,omitempty"`
-	}{
-		time.Now(), event, who, a.ID, a.Request.Kind, a.Request.Queue, a.Words, a.Count,
-		a.Progress.Done, a.Error, a.Request.Of, a.Export,
-	})
-	if err != nil {
-		return err
-	}
-	return write(s.logs, append(line, '\n'))
-}
-
 // export makes the file for the letters of a discard.
 func (s *store) export(id string) (*os.File, error) {
 	folder := filepath.Join(s.folder, discardedName)
@@ -183,11 +138,5 @@ func (s *store) close() error {
 	if s == nil {
 		return nil
 	}
-	var errs []error
-	for _, f := range []*os.File{s.logs, s.lock} {
-		if f != nil {
-			errs = append(errs, f.Close())
-		}
-	}
-	return errors.Join(errs...)
+	return s.lock.Close()
 }

@@ -158,7 +158,7 @@ func (y *yard) consume() (bodies chan string) {
 func (y *yard) rehearse(r job.Request) job.Rehearsal {
 	y.t.Helper()
 	r.Queue = cmp.Or(r.Queue, y.queue)
-	h, err := y.Rehearse(y.t.Context(), "alice", r)
+	h, err := y.Rehearse(y.t.Context(), "alice", r, nil)
 	require.NoError(y.t, err)
 	return h
 }

@@ -1,0 +1,62 @@
+package auditlog_test
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/cmd/millpond/internal/auditlog"
+)
+
+// Given processes that append to one file, and a line that a kill has cut off, then each entry is a
+// line of its own, in a file for this user alone.
+func TestProcessesShareALog(t *testing.T) {
+	t.Parallel()
+	name := filepath.Join(t.TempDir(), "state", "audit.jsonl")
+	const processes, each = 8, 25
+	var all sync.WaitGroup
+	for p := range processes {
+		log, err := auditlog.Open(name) // each has a lock of its own
+		require.NoError(t, err)
+		all.Go(func() {
+			for range each {
+				e := auditlog.Entry{Who: "p" + strconv.Itoa(p), What: strings.Repeat("x", 10_000)}
+				require.NoError(t, log.Append(e))
+			}
+			require.NoError(t, log.Close())
+		})
+	}
+	all.Wait()
+	entries, err := auditlog.Read(name)
+	require.NoError(t, err)
+	counts := map[string]int{}
+	for i, e := range entries {
+		counts[e.Who]++
+		require.False(t, i > 0 && e.At.Before(entries[i-1].At), "the newest last")
+	}
+	require.Len(t, counts, processes)
+	require.Len(t, entries, processes*each)
+	info, err := os.Stat(name)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o600), info.Mode())
+
+	require.NoError(t, os.WriteFile(name, []byte(`{"who":"a"}`+"\n"+`{"who":"b`), 0o600))
+	log, err := auditlog.Open(name)
+	require.NoError(t, err)
+	require.NoError(t, log.Append(auditlog.Entry{Who: "c"}))
+	require.NoError(t, log.Close())
+	entries, err = auditlog.Read(name)
+	require.ErrorContains(t, err, "line 2 is no entry")
+	require.Equal(t, []string{"a", "c"}, []string{entries[0].Who, entries[1].Who})
+
+	require.NoError(t, os.Symlink(name, name+".link"))
+	for _, other := range []string{name + ".link", os.DevNull} { // which would get the rights 0600
+		_, err = auditlog.Open(other)
+		require.Error(t, err)
+	}
+}
