@@ -22,7 +22,7 @@ const (
 	// guessLimit is the same where --management does not name the API.
 	guessLimit = 15 * time.Second
 	// lookBehind is how often status --watch looks at messages that wait, to find their queues.
-	lookBehind = time.Minute
+	lookBehind = 5 * time.Minute
 )
 
 // session is a connection, and the queues that were found in the virtual host.

@@ -181,7 +181,7 @@ func (h *Handler) Close() error {
 }
 
 // lookBehind is how often open pages look at messages that wait, to find those whose queue is gone.
-const lookBehind = time.Minute
+const lookBehind = 5 * time.Minute
 
 // look asks the management API, and the brakes.
 func (h *Handler) look(ctx context.Context) (*sight, error) {
