@@ -91,6 +91,10 @@ func (h *Handler) closeJobs() error {
 // shownEnded is how long an action that has ended is shown on all pages, and its part is kept.
 const shownEnded = time.Minute
 
+// countsLate is how old the broker's counts may be: it counts every five seconds, and later when it
+// is busy. An empty queue of such a count does not say that nothing is left of an action.
+const countsLate = 30 * time.Second
+
 // shownInterrupted is how long every page shows an action that was interrupted.
 const shownInterrupted = 24 * time.Hour
 
@@ -121,7 +125,7 @@ func (h *Handler) running() []job.Action {
 		})
 		main, _ := seen.Vhost.Main(a.Request.Queue)
 		nothingLeft := a.Source == main.Plan.Dead.RoutingKey && main.DeadLetters.Known() &&
-			main.DeadLetters.N == 0 && seen.At.After(a.Noted)
+			main.DeadLetters.N == 0 && seen.At.Sub(a.Noted) > countsLate
 		over := resumed || nothingLeft || time.Since(a.Noted) > shownInterrupted
 		return !a.Active() && (a.State != job.StateInterrupted || over)
 	})
