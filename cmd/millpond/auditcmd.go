@@ -72,11 +72,14 @@ func (a app) audited(
 }
 
 // doing is a command with its arguments and the flags that say more than which messages it means.
-// Payloads and values of headers are left out.
+// Payloads, keys and values of headers are left out.
 func doing(c *cli.Command, command string) string {
 	words := []string{command}
-	for _, arg := range c.Args().Slice() {
-		words = append(words, audit.ShellWord(arg))
+	for i, arg := range c.Args().Slice() {
+		if arg = audit.ShellWord(arg); i > 0 && strings.HasPrefix(command, "order ") {
+			arg = "…" // a key, which the page may mask
+		}
+		words = append(words, arg)
 	}
 	for _, name := range []string{"edit", "mark", "to", "for", "cause", "limit", "canary", "file"} {
 		if c.IsSet(name) {
@@ -116,8 +119,10 @@ func (a app) auditLog() *cli.Command {
 			if errors.Is(err, os.ErrNotExist) {
 				return notFound("no action is noted yet: there is no file %s", name)
 			}
+			before := map[string]bool{} // actions that began before
 			entries = slices.DeleteFunc(entries, func(e auditlog.Entry) bool {
-				return e.At.Before(filter.Since)
+				before[e.Action] = before[e.Action] || e.At.Before(filter.Since)
+				return before[e.Action]
 			})
 			if c.Bool(flagJSON) {
 				for _, e := range entries {

@@ -142,6 +142,9 @@ func (s *socket) Write(b []byte) (int, error) {
 func (s *socket) keep(pieces [][]byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.err != nil {
+		return s.err
+	}
 	s.seal()
 	s.pending = append(s.pending, pieces...)
 	for _, piece := range pieces {

@@ -199,11 +199,16 @@ func (f Filter) String() string {
 	return strings.Join(words, " ")
 }
 
-// Redacted is String for logs, which must not have the payload of a message: payload=(12 bytes).
+// Redacted is String for logs, which must not have a payload or the value of a header:
+// payload=(12 bytes), header=tenant=(2 bytes).
 func (f Filter) Redacted() string {
-	n := len(f.Payload)
-	if n > 0 {
-		f.Payload = fmt.Sprintf("(%d bytes)", n)
+	redact := func(text string) string { return fmt.Sprintf("(%d bytes)", len(text)) }
+	if f.Payload != "" {
+		f.Payload = redact(f.Payload)
+	}
+	f.Headers = maps.Clone(f.Headers)
+	for name, value := range f.Headers {
+		f.Headers[name] = redact(value)
 	}
 	return f.String()
 }

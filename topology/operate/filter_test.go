@@ -43,6 +43,9 @@ func TestTheTextOfAFilter(t *testing.T) {
 	}
 	secret := operate.Filter{Error: "x", Payload: "card 4711"}
 	require.Equal(t, `error=x payload="(9 bytes)"`, secret.Redacted())
+	secret = operate.Filter{Headers: map[string]string{"customer": "4711"}}
+	require.NotContains(t, secret.Redacted(), "4711")
+	require.Equal(t, "4711", secret.Headers["customer"], "the filter itself is unchanged")
 
 	now := day.Add(15 * time.Hour)
 	for value, want := range map[string]time.Time{

@@ -144,18 +144,23 @@ func (v View) hidden() (plan topology.Plan) {
 	return plan
 }
 
-// lookBehind looks at what counts do not show.
-func (v *View) lookBehind(ctx context.Context, o *Operator) {
-	var waiters []Waiter
-	waiters, v.hiddenErr = o.Waiting(ctx, v.hidden(), Filter{})
-	v.Gone, v.Looked = v.GoneOf(waiters), time.Now()
-	v.takeOver(ctx, o, View{})
-}
-
-// takeOver takes over what another View has found behind the counts. It reads the keys of lines
-// that have changed.
-func (v *View) takeOver(ctx context.Context, o *Operator, last View) {
-	if v.Looked.IsZero() {
+// lookBehind looks at what counts do not show, or takes it over from another View. Queues that are
+// slow or do not answer cost half of the time of ctx at most, so that all else is shown.
+func (v *View) lookBehind(ctx context.Context, o *Operator, options ViewOptions) {
+	if limit, ok := ctx.Deadline(); ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Until(limit)/2)
+		defer cancel()
+	}
+	last := options.Last
+	if last == nil {
+		last = new(View)
+	}
+	if options.Trouble {
+		var waiters []Waiter
+		waiters, v.hiddenErr = o.Waiting(ctx, v.hidden(), Filter{})
+		v.Gone, v.Looked = v.GoneOf(waiters), time.Now()
+	} else {
 		v.Looked, v.hiddenErr = last.Looked, last.hiddenErr
 		v.Gone = slices.DeleteFunc(slices.Clone(last.Gone), func(g Gone) bool {
 			_, back := v.queues[g.Queue]
@@ -168,10 +173,10 @@ func (v *View) takeOver(ctx context.Context, o *Operator, last View) {
 		before, _ := last.Main(m.Name)
 		switch {
 		case m.Line == nil || m.inLine().N == 0:
-		case before.Keys != nil && before.Line.Total == m.Line.Total: // each decision changes it
-			m.Keys = before.Keys
-		default:
+		case options.Keys:
 			v.readKeys(ctx, o, m)
+		default:
+			m.Keys = before.Keys
 		}
 	}
 }

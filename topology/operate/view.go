@@ -142,7 +142,7 @@ type Main struct {
 	Waiting, DeadLetters Count
 	WaitingShared        bool
 	// Trouble has a few words for each thing that is wrong. The brake that stops the queue is in it if
-	// ViewOptions.Brakes asks for it, and blocked keys if ViewOptions.Trouble does.
+	// ViewOptions.Brakes asks for it, and blocked keys if ViewOptions.Keys does.
 	Trouble []string
 	// Waits are the wait queues that lead to the queue, by delay, also the wait queues of an earlier
 	// policy: the broker does not show which of them the service uses today.
@@ -266,12 +266,14 @@ type ViewOptions struct {
 	Owners bool
 	// Brakes asks which brakes are stopped. The processes answer within a second. Default: false.
 	Brakes bool
-	// Trouble looks behind the counts, as Waiting and Order do: which keys are blocked, and which
-	// messages wait for a queue that is gone. It looks at wait queues of a minute or longer that
-	// several queues may use, or that lead to none. Default: false.
+	// Trouble looks behind the counts, as Waiting does: which messages wait for a queue that is gone.
+	// It looks at wait queues of a minute or longer that several queues may use, or that lead to none.
+	// Default: false.
 	Trouble bool
-	// Last is an earlier View of the vhost. What it has found for Trouble is taken over if Trouble is
-	// false. Default: nil.
+	// Keys asks which keys are blocked, as Order does. Default: false.
+	Keys bool
+	// Last is an earlier View of the vhost. What it has found for Trouble and Keys is taken over where
+	// they are false. Default: nil.
 	Last *View
 	// KeyText writes a key into the Trouble of its queue. Default: strconv.Quote.
 	KeyText func(key string) string
@@ -341,13 +343,10 @@ func (o *Operator) view(ctx context.Context, options ViewOptions) (v View, err e
 			return !b.Stopped
 		})...)
 	}
-	switch {
-	case options.Messages:
+	if options.Messages {
 		v.look(ctx, o)
-	case options.Trouble:
-		v.lookBehind(ctx, o)
-	case options.Last != nil:
-		v.takeOver(ctx, o, *options.Last)
+	} else {
+		v.lookBehind(ctx, o, options)
 	}
 	if options.KeyText == nil {
 		options.KeyText = strconv.Quote

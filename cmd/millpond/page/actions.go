@@ -71,12 +71,8 @@ func (h *Handler) openJobs() error {
 	return nil
 }
 
-// acting reports whether an action is under way.
-func (h *Handler) acting() bool {
-	return h.jobs != nil && slices.ContainsFunc(h.jobs.Actions(), func(a job.Action) bool {
-		return a.Active()
-	})
-}
+// acting reports whether an action or a rehearsal is under way.
+func (h *Handler) acting() bool { return h.jobs != nil && h.jobs.Busy() }
 
 // closeJobs stops the actions. It must be called before the operator is closed.
 func (h *Handler) closeJobs() error {
@@ -201,9 +197,10 @@ func (h *Handler) rehearsing(
 ) error {
 	id := rand.Text()
 	t := h.beside(rehearsalKey+id, func(ctx context.Context, note func(string)) (any, error) {
-		return f(ctx, func(p operate.Progress) {
+		found, err := f(ctx, func(p operate.Progress) {
 			note(digits(p.Seen) + " of " + plural(p.Total, "message"))
 		})
+		return found.ID, err // without the payloads, which the Manager bounds
 	})
 	await(r.Context(), []*task{t})
 	if t.Running() {
@@ -214,8 +211,8 @@ func (h *Handler) rehearsing(
 
 // rehearsed shows the action of a rehearsal that has ended.
 func (h *Handler) rehearsed(w http.ResponseWriter, r *http.Request, t *task) error {
-	found, _ := t.Value.(job.Rehearsal)
-	return h.toAction(w, r, found.ID, t.Err)
+	id, _ := t.Value.(string)
+	return h.toAction(w, r, id, t.Err)
 }
 
 // rehearsalPage shows how far a rehearsal is.

@@ -109,6 +109,15 @@ func newGuard(config Config) (*guard, error) {
 			problems = append(problems, fmt.Errorf("account %q: role %q is neither read nor act",
 				a.Name, a.Role))
 		}
+		for _, b := range g.accounts[:i] {
+			switch {
+			case a.Secret == b.Secret:
+				problems = append(problems, fmt.Errorf("accounts %q and %q have the same secret, so one "+
+					"could act in the name of the other", b.Name, a.Name))
+			case a.Name == b.Name:
+				problems = append(problems, fmt.Errorf("two accounts have the name %q", a.Name))
+			}
+		}
 	}
 	return g, errors.Join(problems...)
 }

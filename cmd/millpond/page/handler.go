@@ -86,6 +86,7 @@ type Handler struct {
 	outside  chan struct{} // requests before a login
 	streams  chan struct{}
 	behind   sync.Mutex // held by a look at messages that wait
+	nextKeys time.Time  // when a look may ask for blocked keys again; only a look uses it
 
 	mu       sync.Mutex
 	operator *operate.Operator
@@ -180,8 +181,13 @@ func (h *Handler) Close() error {
 	return errors.Join(err, h.operator.Close())
 }
 
-// lookBehind is how often open pages look at messages that wait, to find those whose queue is gone.
-const lookBehind = 5 * time.Minute
+const (
+	// lookBehind is how often open pages look at messages that wait, to find those whose queue is
+	// gone.
+	lookBehind = 5 * time.Minute
+	// askKeys is how often they ask for blocked keys, and less often where that takes long.
+	askKeys = 15 * time.Second
+)
 
 // look asks the management API, and the brakes.
 func (h *Handler) look(ctx context.Context) (*sight, error) {
@@ -189,16 +195,21 @@ func (h *Handler) look(ctx context.Context) (*sight, error) {
 	last := h.watcher.lastSight().Vhost
 	if refused == nil {
 		options := operate.ViewOptions{Brakes: true, Last: &last, KeyText: h.shownKey}
-		if time.Since(last.Looked) > lookBehind {
+		begun := time.Now()
+		if old := begun.Sub(last.Looked) > lookBehind; old || begun.After(h.nextKeys) {
 			select {
 			case h.tasks.one <- struct{}{}:
 				h.behind.Lock()
-				options.Trouble = !h.acting()
+				options.Keys = !h.acting()
+				options.Trouble = options.Keys && old
 				defer func() { h.behind.Unlock(); <-h.tasks.one }()
 			default: // the next look does it
 			}
 		}
 		view, err := operator.View(ctx, options)
+		if options.Keys {
+			h.nextKeys = time.Now().Add(min(max(askKeys, 20*time.Since(begun)), lookBehind))
+		}
 		return &sight{Vhost: view}, err
 	}
 	view, err := operate.ManagementView(ctx, h.config.URL, h.options()...)

@@ -30,7 +30,22 @@ type keptForm struct {
 func (k *keptForms) keep(who, page string, values url.Values) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.all == nil || len(k.all) > maxKept {
+	delete(k.all, who)
+	oldest := ""
+	for name, f := range k.all {
+		if time.Since(f.at) > keptFor {
+			delete(k.all, name)
+		} else if oldest == "" || f.at.Before(k.all[oldest].at) {
+			oldest = name
+		}
+	}
+	if len(k.all) >= maxKept {
+		delete(k.all, oldest)
+	}
+	if page == "" {
+		return
+	}
+	if k.all == nil {
 		k.all = map[string]keptForm{}
 	}
 	k.all[who] = keptForm{page, values, time.Now()}

@@ -178,6 +178,9 @@ func (t *tasks) last(key string) *task {
 
 func (h *Handler) runTask(t *task, f look) {
 	defer func() {
+		if problem := recover(); problem != nil { // net/http recovers from its own handlers alone
+			t.Err = fmt.Errorf("the look panicked: %v", problem)
+		}
 		t.At = time.Now()
 		close(t.done)
 		h.showTask(t)

@@ -57,11 +57,19 @@ func Open(name string) (*Log, error) {
 	return &Log{f}, nil
 }
 
+// patience bounds the wait for another process that appends a line.
+const patience = 2 * time.Second
+
 // Append writes a line, which is durable when it returns. A line that a kill has cut off gets its
 // end before.
 func (l *Log) Append(e Entry) error {
-	if err := Lock(l.file, true); err != nil {
-		return err
+	// Its caller holds a lock that all pages need, so a process that keeps the file is an error.
+	err := Lock(l.file)
+	for begun := time.Now(); err != nil && time.Since(begun) < patience; err = Lock(l.file) {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if err != nil {
+		return fmt.Errorf("another process has locked %q: %w", l.file.Name(), err)
 	}
 	defer unlock(l.file)
 	e.At = time.Now()

@@ -16,6 +16,6 @@ func OpenOwn(name string, flag int) (*os.File, error) {
 }
 
 // Lock does nothing: nothing on these systems unlocks a file after a kill.
-func Lock(*os.File, bool) error { return nil }
+func Lock(*os.File) error { return nil }
 
 func unlock(*os.File) {}

@@ -33,14 +33,8 @@ func OpenOwn(name string, flag int) (*os.File, error) {
 	return f, nil
 }
 
-// Lock locks a file until it is closed or the process ends. Unless it may wait, a file that another
-// process has locked is an error.
-func Lock(f *os.File, wait bool) error {
-	how := syscall.LOCK_EX
-	if !wait {
-		how |= syscall.LOCK_NB
-	}
-	return syscall.Flock(int(f.Fd()), how)
-}
+// Lock locks a file until it is closed or the process ends. A file that another process has locked
+// is an error.
+func Lock(f *os.File) error { return syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) }
 
 func unlock(f *os.File) { _ = syscall.Flock(int(f.Fd()), syscall.LOCK_UN) }

@@ -2,6 +2,7 @@ package lettertext
 
 import (
 	"regexp"
+	"slices"
 	"strings"
 	"unicode"
 
@@ -31,25 +32,32 @@ func Difference(before, after Content) (spans []Span, err error) {
 	}
 	a, b, at := strings.Split(was, "\n"), strings.Split(is, "\n"), 0
 	for _, d := range append(lcs.DiffLines(a, b), lcs.Diff{Start: len(a), End: len(a)}) {
-		for _, line := range a[at:d.Start] {
-			spans = append(spans, Span{" ", line + "\n"})
+		if at < d.Start {
+			spans = append(spans, Span{" ", strings.Join(a[at:d.Start], "\n") + "\n"})
 		}
-		spans = append(spans, changed(a[d.Start:d.End], b[d.ReplStart:d.ReplEnd])...)
+		spans = changed(spans, a[d.Start:d.End], b[d.ReplStart:d.ReplEnd])
 		at = d.End
 	}
 	return folded(spans), nil
 }
 
-// changed compares lines that differ. The first and the last ones are compared word by word as long
+// changed appends lines that differ. The first and the last ones are compared word by word as long
 // as they have much in common, the others are shown whole.
-func changed(was, is []string) (spans []Span) {
-	if n, m := len(was), len(is); n > 0 && m > 0 {
-		if line := words(was[0], is[0]); line != nil {
-			return append(line, changed(was[1:], is[1:])...)
+func changed(spans []Span, was, is []string) []Span {
+	for len(was) > 0 && len(is) > 0 {
+		line := words(was[0], is[0])
+		if line == nil {
+			break
 		}
-		if line := words(was[n-1], is[m-1]); line != nil {
-			return append(changed(was[:n-1], is[:m-1]), line...)
+		spans, was, is = append(spans, line...), was[1:], is[1:]
+	}
+	var tail [][]Span // the last line first
+	for len(was) > 0 && len(is) > 0 {
+		line := words(was[len(was)-1], is[len(is)-1])
+		if line == nil {
+			break
 		}
+		tail, was, is = append(tail, line), was[:len(was)-1], is[:len(is)-1]
 	}
 	for _, line := range was {
 		spans = append(spans, Span{"-", "[-" + line + "-]"}, Span{" ", "\n"})
@@ -57,30 +65,58 @@ func changed(was, is []string) (spans []Span) {
 	for _, line := range is {
 		spans = append(spans, Span{"+", "{+" + line + "+}"}, Span{" ", "\n"})
 	}
+	for _, line := range slices.Backward(tail) {
+		spans = append(spans, line...)
+	}
 	return spans
 }
+
+// longWord is the length from which on a word is compared by its begin and its end, too.
+const longWord = 40
 
 // words compares two lines; nil where they have less than half of their words in common.
 func words(was, is string) (spans []Span) {
 	a, b := word.FindAllString(was, -1), word.FindAllString(is, -1)
 	at, same := 0, 0
+	add := func(kind, open, text, end string) {
+		if text != "" {
+			spans = append(spans, Span{kind, open + text + end})
+		}
+	}
 	for _, d := range append(lcs.DiffLines(a, b), lcs.Diff{Start: len(a), End: len(a)}) {
 		same += named(a[at:d.Start])
-		for _, s := range []Span{
-			{" ", strings.Join(a[at:d.Start], "")},
-			{"-", "[-" + strings.Join(a[d.Start:d.End], "") + "-]"},
-			{"+", "{+" + strings.Join(b[d.ReplStart:d.ReplEnd], "") + "+}"},
-		} {
-			if s.Text != "" && s.Text != "[--]" && s.Text != "{++}" {
-				spans = append(spans, s)
+		add(" ", "", strings.Join(a[at:d.Start], ""), "")
+		old, new, tail := strings.Join(a[d.Start:d.End], ""), strings.Join(b[d.ReplStart:d.ReplEnd], ""), ""
+		if min(len(old), len(new)) >= longWord {
+			before, after := []rune(old), []rune(new)
+			head, end := shared(before, after)
+			add(" ", "", string(before[:head]), "")
+			old, new = string(before[head:len(before)-end]), string(after[head:len(after)-end])
+			tail = string(before[len(before)-end:])
+			if 2*(head+end) >= len(before) {
+				same++
 			}
 		}
+		add("-", "[-", old, "-]")
+		add("+", "{+", new, "+}")
+		add(" ", "", tail, "")
 		at = d.End
 	}
 	if 2*same < min(named(a), named(b)) || same == 0 {
 		return nil
 	}
 	return append(spans, Span{" ", "\n"})
+}
+
+// shared returns how many runes two texts begin and end with in common.
+func shared(a, b []rune) (head, end int) {
+	for head < min(len(a), len(b)) && a[head] == b[head] {
+		head++
+	}
+	for end < min(len(a), len(b))-head && a[len(a)-1-end] == b[len(b)-1-end] {
+		end++
+	}
+	return head, end
 }
 
 // named counts words of letters and digits.
@@ -103,10 +139,11 @@ func folded(all []Span) (spans []Span) {
 			spans = append(spans, all[i])
 			continue
 		}
-		first, text := i == 0, ""
+		first, joined := i == 0, strings.Builder{}
 		for ; i < len(all) && all[i].Kind == " "; i++ {
-			text += all[i].Text
+			joined.WriteString(all[i].Text)
 		}
+		text := joined.String()
 		runes := []rune(text)
 		head, tail := contextRunes, len(runes)-contextRunes
 		if first {

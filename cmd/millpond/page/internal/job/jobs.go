@@ -217,6 +217,13 @@ func (m *Manager) tell() {
 	}
 }
 
+// Busy reports whether an action or a rehearsal uses a queue.
+func (m *Manager) Busy() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.busy) > 0
+}
+
 // reserve keeps other actions away from queues.
 func (m *Manager) reserve(keys []string, who string) error {
 	for _, key := range keys {

@@ -46,7 +46,7 @@ func openStore(folder string) (s *store, known []Action, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := auditlog.Lock(s.lock, false); err != nil {
+	if err := auditlog.Lock(s.lock); err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("%w: %w", ErrLocked, err), s.lock.Close())
 	}
 	names, err := filepath.Glob(s.fileOf("*"))
