@@ -199,6 +199,7 @@ func sameMessages(t *testing.T, w *shop.World, v operate.View) {
 
 var (
 	pageRow  = regexp.MustCompile(`(?s)<th scope="row"><a id="q-([^"]*)".*?</tr>`)
+	tags     = regexp.MustCompile(`<[^>]*>`)
 	pageCell = regexp.MustCompile(`data-label="(Dead|Waiting)" class="n">(?:<div>)?(≤ )?([^<]*)<`)
 	pageList = regexp.MustCompile(`<li>([^<]*)</li>`)
 	pageTile = regexp.MustCompile(`<dt>([^<]*)</dt><dd[^>]*>([^<]*)</dd>`)
@@ -238,17 +239,15 @@ func (h *house) pageNumbers(t *testing.T, w *shop.World, waiting func(queue stri
 		return body
 	}
 	want := map[string]string{"queues": "12", "queues in trouble": "12"}
-	dead, allWaiting := 0, 0
+	dead, allWaiting := 0, waiting("keyed") // in its line
 	for _, queue := range w.Queues {
 		want[queue+" Dead"] = fmt.Sprint(w.DeadOf(queue))
 		want[queue+" Waiting"] = fmt.Sprint(waiting(queue))
 		want[queue+" Trouble"] = strings.Join(trouble(w, queue), "|")
 		dead += w.DeadOf(queue)
 	}
-	for queue, n := range w.Waiting {
-		if queue != "vanished" { // its wait queue leads to no queue
-			allWaiting += n
-		}
+	for _, n := range w.Waiting {
+		allWaiting += n
 	}
 	want["dead letters"], want["waiting"] = fmt.Sprint(dead), fmt.Sprint(allWaiting)
 	first, shown := "", map[string]string{}
@@ -300,6 +299,11 @@ func (h *house) pageNumbers(t *testing.T, w *shop.World, waiting func(queue stri
 	require.Contains(t, stranded, "queue &#34;old&#34; does not exist or cannot be reached")
 	require.Contains(t, first,
 		"3 messages</strong> in <code>millpond.stranded</code> lost their queue")
+	byQueue := html.UnescapeString(tags.ReplaceAllString(look("/waiting", "/waiting/look"), " "))
+	for queue, n := range w.Waiting {
+		require.Regexp(t, fmt.Sprintf(`(?:^|\s)%s\s+(?:is gone\s+)?%d\s+20\d\d-`,
+			regexp.QuoteMeta(queue), n), byQueue)
+	}
 	far := look("/waiting?queue=returns", "/waiting/look?queue=returns")
 	require.Contains(t, far, fmt.Sprintf("%d messages of other queues wait in the same wait queues",
 		w.WaitingOf("returns")-w.Waiting["returns"]))

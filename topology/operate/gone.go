@@ -172,7 +172,7 @@ func (v *View) lookBehind(ctx context.Context, o *Operator, options ViewOptions)
 		m := &v.Mains[i]
 		before, _ := last.Main(m.Name)
 		switch {
-		case m.Line == nil || m.inLine().N == 0:
+		case m.Line == nil || m.InLine().N == 0:
 		case options.Keys:
 			v.readKeys(ctx, o, m)
 		default:

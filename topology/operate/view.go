@@ -461,8 +461,8 @@ func (v *View) all() (queues []*Queue) {
 	return queues
 }
 
-// inLine counts the messages of the line without the one that the process that leads keeps there.
-func (m *Main) inLine() Count {
+// InLine counts the messages of the line without the one that the process that leads keeps there.
+func (m *Main) InLine() Count {
 	n := m.Line.Total
 	if n.N > 0 {
 		n.N--
@@ -481,7 +481,7 @@ func (m *Main) sum(keyText func(string) string) {
 		held += max(w.Held.N, 0)
 	}
 	if m.Line != nil {
-		inLine := m.inLine()
+		inLine := m.InLine()
 		m.Waiting = m.Waiting.Plus(inLine)
 		m.trouble(inLine.N >= nearBound, "%s in the line, which is near its bound: see its keys in order",
 			plural(inLine.N, "message"))

@@ -54,6 +54,7 @@ type queueChoice struct {
 	Name   string
 	Dead   operate.Count
 	Chosen bool
+	Shared bool // Dead counts messages of other queues, too
 }
 
 // source is a dead-letter queue.
@@ -147,7 +148,7 @@ func (h *Handler) deadView(ctx context.Context, f filter) (*deadView, error) {
 	}
 	for _, main := range s.Vhost.Mains {
 		v.Queues = append(v.Queues, queueChoice{
-			main.Name, main.DeadLetters, slices.Contains(f.Queues(), main.Name),
+			Name: main.Name, Dead: main.DeadLetters, Chosen: slices.Contains(f.Queues(), main.Name),
 		})
 	}
 	v.ExistsOnBroker = operate.Count{Source: operate.SourceManagement}

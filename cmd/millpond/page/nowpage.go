@@ -55,6 +55,9 @@ func (h *Handler) overview(s *sight) nowView {
 		for _, w := range m.Waits {
 			once(&o.Waiting, w.Queue)
 		}
+		if m.Line != nil {
+			o.Waiting = o.Waiting.Plus(m.InLine())
+		}
 		for _, d := range m.Dead {
 			once(&o.Dead, d.Queue)
 		}
@@ -68,6 +71,7 @@ func (h *Handler) overview(s *sight) nowView {
 		}
 	}
 	for _, w := range s.Vhost.Orphans {
+		once(&o.Waiting, w.Queue)
 		switch {
 		case s.Vhost.Announces(w):
 		case !w.Total.Known():

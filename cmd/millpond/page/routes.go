@@ -334,9 +334,17 @@ func statusOf(err error) int {
 	return http.StatusBadGateway // the broker
 }
 
+// failed is an error with the ways out.
+type failed struct {
+	Text, Queue string
+	Actions     bool
+}
+
 // fail shows an error.
 func (h *Handler) fail(w http.ResponseWriter, r *http.Request, status int, err error) {
-	h.render(w, r, status, "failed", view{Title: http.StatusText(status), Data: err.Error()})
+	h.render(w, r, status, "failed", view{Title: http.StatusText(status), Data: failed{
+		err.Error(), r.URL.Query().Get(queueName), h.jobs != nil && status == http.StatusConflict,
+	}})
 }
 
 // asset serves the style sheet and the script.

@@ -27,8 +27,18 @@ type waitingView struct {
 	Foreign  int // that wait for another queue
 	Page     int
 	Pages    int
+	// Groups are all messages that wait, by queue, if no queue is chosen.
+	Groups []waitGroup
 	// Order are the keys of a queue that is handled in order; nil for another queue.
 	Order *orderView
+}
+
+// waitGroup are the messages that wait for one queue.
+type waitGroup struct {
+	Queue       string
+	There       bool // the queue exists
+	Count       int
+	First, Last time.Time // of their returns; zero where no header says
 }
 
 // maxWaiters is how many waiting messages of a look are kept.
@@ -42,9 +52,13 @@ func (h *Handler) waiting(w http.ResponseWriter, r *http.Request) error {
 	v := &waitingView{Now: time.Now(), At: s.At, Gone: s.Vhost.Gone}
 	name := r.URL.Query().Get("queue")
 	for _, main := range s.Vhost.Mains {
-		v.Queues = append(v.Queues, queueChoice{main.Name, main.Waiting, main.Name == name})
+		v.Queues = append(v.Queues, queueChoice{
+			main.Name, main.Waiting, main.Name == name, main.WaitingShared,
+		})
 	}
-	if name != "" {
+	if name == "" {
+		v.looked, v.Groups = lastLook[[]waitGroup](h, "waiting\x00")
+	} else {
 		main, err := s.main(name)
 		if err != nil {
 			return err
@@ -82,7 +96,15 @@ func (v *waitingView) read(found []operate.Waiter, page int) {
 
 func (h *Handler) lookWaiting(w http.ResponseWriter, r *http.Request) error {
 	name := r.Form.Get("queue")
-	main, err := h.watcher.sight(r.Context()).main(name)
+	seen := h.watcher.sight(r.Context())
+	if name == "" {
+		return h.lookAndShow(w, r, "waiting\x00", "/waiting",
+			func(ctx context.Context, o *operate.Operator, _ func(string)) (any, error) {
+				found, err := o.Waiting(ctx, seen.Vhost.Waits(), operate.Filter{})
+				return waitGroups(found, seen), err
+			})
+	}
+	main, err := seen.main(name)
 	if err != nil {
 		return err
 	}
@@ -98,6 +120,29 @@ func (h *Handler) lookWaiting(w http.ResponseWriter, r *http.Request) error {
 			}
 			return found, err
 		})
+}
+
+// waitGroups counts messages by queue, those that return first at the top.
+func waitGroups(found []operate.Waiter, seen *sight) (groups []waitGroup) {
+	for _, m := range found {
+		i := slices.IndexFunc(groups, func(g waitGroup) bool { return g.Queue == m.Queue })
+		if i < 0 {
+			_, there := seen.Vhost.Main(m.Queue)
+			i, groups = len(groups), append(groups, waitGroup{Queue: m.Queue, There: there, First: m.Due})
+		}
+		g := &groups[i]
+		g.Count++
+		if zeroLast(m.Due, g.First) < 0 || !m.Due.IsZero() && m.Due.Before(g.First) {
+			g.First = m.Due
+		}
+		if m.Due.After(g.Last) {
+			g.Last = m.Due
+		}
+	}
+	slices.SortStableFunc(groups, func(a, b waitGroup) int {
+		return cmp.Or(zeroLast(a.First, b.First), a.First.Compare(b.First))
+	})
+	return groups
 }
 
 func zeroLast(a, b time.Time) int {

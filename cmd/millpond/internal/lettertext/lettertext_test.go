@@ -43,6 +43,7 @@ func TestDifferenceShowsTheChangedWord(t *testing.T) {
 	for i := range 1000 {
 		fields = append(fields, fmt.Sprintf(`"field%d":"value %d"`, i, i))
 	}
+	pad := strings.Repeat("x", 3000)
 	long := strings.Repeat("all work and no play ", 500)
 	for name, c := range map[string]struct{ body, old, new, want string }{
 		"many fields": {
@@ -60,6 +61,10 @@ func TestDifferenceShowsTheChangedWord(t *testing.T) {
 			" … 10424 unchanged characters … y " + strings.Repeat("all work and no play ", 5) +
 				"and then the [-end-]{+beginning+} " + long[:119] + " … 10386 unchanged characters … ",
 		},
+		"in a long word": {
+			`{"pad":"` + pad + "1" + pad + `"}`, "1", "22",
+			pad[:120] + "[-1-]{+22+}" + pad[:120],
+		},
 		"a large text": {
 			`{"text":"a"}`, `"a"`, `"` + long + `"`, `  "text": "[-a-]{+` + long + `+}"`,
 		},
@@ -72,6 +77,18 @@ func TestDifferenceShowsTheChangedWord(t *testing.T) {
 			require.Equal(t, strings.Replace(c.body, c.old, c.new, 1), string(after.Body))
 		})
 	}
+}
+
+// A large text in which each line has changed takes no minute: it once took the square of its lines.
+func TestDifferenceOfManyLines(t *testing.T) {
+	t.Parallel()
+	text := strings.Repeat("the same word\n", 20_000)
+	before, after := lettertext.Content{Body: []byte(text)}, lettertext.Content{
+		Body: []byte(strings.ReplaceAll(text, "word", "words")),
+	}
+	require.Equal(t, 20_000, strings.Count(difference(t, before, after), "[-word-]{+words+}"))
+	after.Body = append([]byte("first\n"), text...)
+	require.Less(t, len(difference(t, before, after)), 1000)
 }
 
 // A body that is not changed keeps its bytes, however it is written. JSON stays JSON, unless a

@@ -31,7 +31,7 @@ var (
 	// ErrNothing: the filter chooses no message.
 	ErrNothing = errors.New("the filter chooses no message, so there is nothing to do")
 	// ErrBusy: another action or rehearsal works on the same dead-letter queue.
-	ErrBusy = errors.New("another action works on these messages")
+	ErrBusy = errors.New("another action works on the messages of this queue")
 	// ErrDigest: the confirmation is not for this rehearsal.
 	ErrDigest = errors.New("this is another action than the rehearsed one: rehearse it again and " +
 		"confirm that")
@@ -135,6 +135,9 @@ func (a Action) Outcome() string {
 	}
 	if a.State == StateDone && a.Progress.Done < a.Count {
 		return fmt.Sprintf("done: %s; the others stay, or were not there any more", of)
+	}
+	if a.State == StateDone && (a.Request.Kind == Return || a.Request.Kind == Edit) {
+		of += "; what its handler makes of them is not watched: see Waiting and Dead letters"
 	}
 	return fmt.Sprintf("%s: %s", a.State, of)
 }
