@@ -92,7 +92,7 @@ func TestBrakeByHand(t *testing.T) {
 		defer resp.Body.Close()
 		body, err := io.ReadAll(resp.Body)
 		require.NoError(t, err)
-		return strings.Contains(string(body), "<code>mail</code>, <code>orders</code> are not consumed")
+		return strings.Contains(string(body), "stay: <code>mail</code>, <code>orders</code>.")
 	})
 }
 

@@ -270,7 +270,7 @@ func (h *house) pageNumbers(t *testing.T, w *shop.World, waiting func(queue stri
 	})
 	require.Equal(t, want, shown)
 	require.Contains(t, first, "Brake <code>"+shop.Brake+"</code> is stopped by hand")
-	require.Contains(t, first, "<code>"+shop.Braked+"</code> are not consumed")
+	require.Contains(t, first, "Not consumed, so that messages stay: <code>"+shop.Braked+"</code>.")
 	for _, queue := range []string{"gone", "vanished"} {
 		require.Contains(t, html.UnescapeString(first), fmt.Sprintf(
 			"%d messages wait for queue %q, which is gone: the first returns at ", w.Waiting[queue], queue))
