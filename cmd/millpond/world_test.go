@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -422,6 +423,12 @@ func (h *house) severalQueues(t *testing.T, w *shop.World) {
 	require.Contains(t, o.out, `warning: queue "millpond.stranded": messages are stranded`)
 	require.Equal(t, exitDone, o.code, o.out)
 	require.Contains(t, h.ask("dead", "list", "--generate-shell-completion").out, "\nkeyed\n")
+	log := filepath.Join(t.TempDir(), "audit.jsonl")
+	o = h.ask("--audit", log, "stranded", "return", "old")
+	require.Equal(t, exitFound, o.code, o.err)
+	require.Equal(t, "2026-03-01 12:00:00Z  "+editor()+"  failed: 0 of 3\n"+
+		"    stranded return 'old', queue millpond.stranded\n    3 messages left: queue \"old\" does "+
+		"not exist or cannot be reached; --to names another\n", h.ask("--audit", log, "audit").out)
 	o = h.ask("--json", "dead", "discard", "--reason", "permanent", "--yes")
 	require.Equal(t, exitDone, o.code, o.err)
 	for _, queue := range shop.Queues {
