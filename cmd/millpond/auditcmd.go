@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,8 +29,9 @@ func (a app) auditFile(c *cli.Command) string {
 }
 
 // audited does a part of a command that acts, and notes in the audit log when it begins and how it
-// ends. chosen is the filter that do uses; do counts the messages in the entry. If the log was
-// named and cannot be written, nothing is done.
+// ends. chosen is the filter that do uses; do counts the messages in the entry, and notes an Error
+// there that the command reports by its exit code alone. If the log was named and cannot be
+// written, nothing is done.
 func (a app) audited(
 	c *cli.Command, queue string, chosen *operate.Filter, do func(e *auditlog.Entry) error,
 ) error {
@@ -58,11 +60,11 @@ func (a app) audited(
 	cause := ""
 	*chosen = overview.Caused(*chosen, &cause)
 	err = do(&e)
-	e.Event, e.Error = "done", errorText(err)
+	e.Event, e.Error = "done", cmp.Or(errorText(err), e.Error)
 	switch {
 	case errors.Is(err, operate.ErrStopped), errors.Is(err, operate.ErrUnsettled):
 		e.Event = "stopped"
-	case err != nil:
+	case e.Error != "":
 		e.Event = "failed"
 	}
 	if cause != "" {
@@ -131,10 +133,16 @@ func (a app) auditLog() *cli.Command {
 				return err
 			}
 			a.printAudit(entries)
+			fmt.Fprintf(a.err, "millpond: these are all that was noted in the file %s; --%s names another\n",
+				harmless(name), flagAudit)
 			return err
 		},
 	}
 }
+
+// noneChosen ends What of an entry that is not printed: the command has chosen no message of this
+// queue, and acted on others.
+const noneChosen = "; no message was chosen"
 
 // printAudit writes each action once, in lines of at most a hundred columns. JSON has all.
 func (a app) printAudit(entries []auditlog.Entry) {
@@ -150,6 +158,9 @@ func (a app) printAudit(entries []auditlog.Entry) {
 			continue // its first line was printed
 		}
 		delete(last, e.Action)
+		if strings.HasSuffix(end.What, noneChosen) {
+			continue
+		}
 		outcome := end.Event
 		if outcome == "started" {
 			outcome = "no end is noted"
@@ -159,6 +170,9 @@ func (a app) printAudit(entries []auditlog.Entry) {
 		}
 		fmt.Fprintf(a.out, "%s  %.40s  %s\n", when(e.At), harmless(e.Who), outcome)
 		text := end.What
+		if !strings.Contains(text, end.Queue) {
+			text += ", queue " + end.Queue
+		}
 		if !strings.Contains(text, end.Filter) {
 			text += ", " + end.Filter
 		}

@@ -35,6 +35,13 @@ func TestAuditOfToolAndPage(t *testing.T) {
 	require.Zero(t, o.code, o.err)
 	o = s.tool("dead", "replay", s.queue, "--all", "--to", "no such queue")
 	require.Equal(t, exitFailed, o.code, o.err)
+	other := s.queue + "-2"
+	rig.DeclareQueue(t, s.url, other, nil)
+	rig.DeclareQueue(t, s.url, other+".dlq", nil)
+	require.Zero(t, s.tool("dead", "replay", s.queue, "--error", "nothing has it").code)
+	o = s.tool("dead", "discard", s.queue, other, "--error", "customer", "--dry-run")
+	require.Contains(t, o.out, "would have discarded 0 dead letters of 0")
+	require.Zero(t, s.tool("dead", "replay", s.queue, other, "--error", "nothing").code)
 	require.Zero(t, s.tool("brake", "stop", "--nobody-up", "--cause", "it moves", s.queue).code)
 	log, err := auditlog.Open(file)
 	require.NoError(t, err)
@@ -53,18 +60,22 @@ func TestAuditOfToolAndPage(t *testing.T) {
 		"anna  done: 1 of 1\n    dead discard 'orders' --limit '1', cause=\"dial tcp <address>",
 		me + "  done: 1 of 1\n    dead replay 'orders' --set-header …, payload=\"(5 bytes)\"\n",
 		me + "  failed: 0 of 1\n    dead replay 'orders' --to 'no such queue'\n    replay dead letters ",
+		me + "  done: 0 of 1\n    dead replay 'orders', error=",
 		me + "  done\n    brake stop 'orders' --cause 'it moves'\n",
 		"bob  no end is noted: 0 of 40\n    Replay 40 dead letters of queue orders, cause=\"a long",
 	} {
 		require.Contains(t, said, want)
 	}
+	require.NotContains(t, said, "orders-2", "nothing was chosen of two queues")
+	require.Equal(t, "millpond: these are all that was noted in the file "+file+"; --audit names "+
+		"another\n", o.err)
 	for line := range strings.Lines(o.out) {
 		require.LessOrEqual(t, utf8.RuneCountInString(line), 101, line)
 	}
 	raw, err := os.ReadFile(file)
 	require.NoError(t, err)
 	require.NotContains(t, string(raw), "secret")
-	require.Len(t, decoded[auditlog.Entry](t, s.tool("--json", "audit", "--since", "1h").out), 9)
+	require.Len(t, decoded[auditlog.Entry](t, s.tool("--json", "audit", "--since", "1h").out), 15)
 	require.Empty(t, s.tool("audit", "--since", time.Now().Add(time.Hour).Format(time.RFC3339)).out)
 
 	// A log that was named and cannot be written: nothing is done.

@@ -149,21 +149,24 @@ func (a app) brakeStop() *cli.Command {
 				}
 				limit := c.Duration("for")
 				until := time.Now().Add(limit)
-				shared := false
-				err := a.audited(c, "", new(operate.Filter), func(*auditlog.Entry) (err error) {
-					shared, err = o.StopBrake(ctx, name, byOf(c), c.String("cause"), limit)
+				before, shared := stopOf(ctx, o, name), false
+				err := a.audited(c, "", new(operate.Filter), func(e *auditlog.Entry) (err error) {
+					if shared, err = o.StopBrake(ctx, name, byOf(c), c.String("cause"), limit); err == nil {
+						e.What += before.said("; ")
+					}
 					return err
 				})
 				if err != nil {
 					return err
 				}
 				if c.Bool(flagJSON) {
-					return a.printJSON(map[string]any{
+					return a.printJSON(before.in(map[string]any{
 						"name": name, "stopped": true, "shared": shared, "until": until.UTC(),
-					})
+					}))
 				}
 				fmt.Fprintf(a.out, "brake %s is stopped until %s at most; start it before with: "+
-					"millpond brake start %s\n", harmless(name), when(until), audit.ShellWord(name))
+					"millpond brake start %s%s\n", harmless(name), when(until), audit.ShellWord(name),
+					before.said("\n"))
 				if !shared {
 					_, err = fmt.Fprintln(a.out, a.colour(yellow, "no process shares this brake now: the "+
 						"processes that start later stop"))
@@ -216,26 +219,76 @@ func (a app) brakeStart() *cli.Command {
 			"that each new\noutage takes.",
 		Action: func(ctx context.Context, c *cli.Command) error {
 			return a.onBrake(ctx, c, func(o *operate.Operator, name string) error {
-				err := a.audited(c, "", new(operate.Filter), func(*auditlog.Entry) error {
-					return o.StartBrake(ctx, name, byOf(c))
+				before, open := stopOf(ctx, o, name), false
+				err := a.audited(c, "", new(operate.Filter), func(e *auditlog.Entry) error {
+					err := o.StartBrake(ctx, name, byOf(c))
+					switch open = errors.Is(err, operate.ErrBrakeOpen); {
+					case open:
+						e.What += "; it was not stopped"
+						return nil
+					case err == nil:
+						e.What += before.said("; ")
+					}
+					return err
 				})
-				open := errors.Is(err, operate.ErrBrakeOpen)
 				switch {
 				case errors.Is(err, operate.ErrNoBrake):
 					return noBrake(name)
-				case err != nil && !open:
+				case err != nil:
 					return err
 				case c.Bool(flagJSON):
-					return a.printJSON(map[string]any{"name": name, "stopped": false, "was_open": open})
+					return a.printJSON(before.in(map[string]any{
+						"name": name, "stopped": false, "was_open": open,
+					}))
 				case open:
 					_, err = fmt.Fprintf(a.out, "brake %s was not stopped\n", harmless(name))
 					return err
 				}
-				_, err = fmt.Fprintf(a.out, "brake %s is open: the processes start\n", harmless(name))
+				_, err = fmt.Fprintf(a.out, "brake %s is open: the processes start%s\n", harmless(name),
+					before.said("\n"))
 				return err
 			})
 		},
 	}
+}
+
+// formerStop is the stop of a brake that a command replaces or ends.
+type formerStop header.BrakeState
+
+// stopOf asks for the stop of a brake. A command for an outage goes on without an answer.
+func stopOf(ctx context.Context, o *operate.Operator, name string) formerStop {
+	b, err := o.Brake(ctx, name)
+	if err != nil || !b.Stopped || b.Since.IsZero() {
+		return formerStop{}
+	}
+	return formerStop(b)
+}
+
+// said says after the separator whose stop it was; nothing where there was none.
+func (b formerStop) said(separator string) string {
+	if !b.Stopped {
+		return ""
+	}
+	text := "it was stopped"
+	if b.By != "" {
+		text += " by " + b.By
+	}
+	text += " since " + when(b.Since)
+	if b.Manual {
+		text += " until " + when(b.Until)
+	}
+	if b.Cause != "" {
+		text += ": " + b.Cause
+	}
+	return separator + harmless(text)
+}
+
+// in adds the stop to the JSON of a result.
+func (b formerStop) in(result map[string]any) map[string]any {
+	if b.Stopped {
+		result["before"] = header.BrakeState(b)
+	}
+	return result
 }
 
 // onBrake connects, and calls f with the one argument. The management API is not needed: a command

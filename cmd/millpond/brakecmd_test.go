@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"io"
 	"net/http/httptest"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -40,6 +41,13 @@ func TestBrakeByHand(t *testing.T) {
 		"no process shares this brake now: the processes that start later stop\n"),
 		ask("brake", "stop", "payments", "--for", "2h", "--by", "anna", "--cause", "it \x1b[2Jmoves",
 			"--nobody-up"))
+	// A second stop replaced the first one without a word.
+	const anna = "it was stopped by anna since <time> until <time>: it \\x1b[2Jmoves\n"
+	require.Equal(t, done("brake payments is stopped until <time> at most; start it before with: "+
+		"millpond brake start 'payments'\n"+anna+
+		"no process shares this brake now: the processes that start later stop\n"),
+		ask("brake", "stop", "payments", "--for", "2h", "--by", "anna", "--cause", "it \x1b[2Jmoves",
+			"--nobody-up"))
 	ch := testbroker.Channel(t, h.URL)
 	require.NoError(t, fleet.Declare(ch, "mail of the shop"))
 	table := done("brake  state  since  by  cause  probes\n" +
@@ -61,9 +69,15 @@ func TestBrakeByHand(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(o.out), &status), o.out)
 	require.Equal(t, states[:1], status.Stopped)
 
-	require.Equal(t, done("brake payments is open: the processes start\n"),
-		ask("brake", "start", "payments"))
-	require.Equal(t, done("brake payments was not stopped\n"), ask("brake", "start", "payments"))
+	file := filepath.Join(t.TempDir(), "audit.jsonl")
+	require.Equal(t, done("brake payments is open: the processes start\n"+anna),
+		ask("brake", "start", "payments", "--audit", file))
+	require.Equal(t, done("brake payments was not stopped\n"),
+		ask("brake", "start", "payments", "--audit", file))
+	noted := ask("audit", "--audit", file).out
+	require.Contains(t, noted, "done\n    brake start 'payments'; it was stopped by anna since <time>")
+	require.Contains(t, noted, "done\n    brake start 'payments'; it was not stopped\n")
+	require.NotContains(t, noted, "failed")
 	require.NotContains(t, ask("status").out, "stopped")
 
 	const shop = "mail of the shop"
@@ -125,7 +139,13 @@ func TestBrakeWithoutManagement(t *testing.T) {
 	require.Contains(t, o.out, "stopped by hand")
 	o = s.tool("--json", "brake", "start", s.queue)
 	require.Zero(t, o.code)
-	require.JSONEq(t, `{"name":"orders","stopped":false,"was_open":false}`, o.out)
+	started := decoded[struct {
+		Stopped bool
+		Open    bool `json:"was_open"`
+		Before  header.BrakeState
+	}](t, o.out)[0]
+	require.False(t, started.Stopped || started.Open, o.out)
+	require.Equal(t, "anna", started.Before.By)
 }
 
 // Every wrong use is refused before anything is stopped.

@@ -17,6 +17,8 @@ import (
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
+const aboutQueues = "Without QUEUE it acts on all queues of the virtual host.\n"
+
 const aboutPositions = `An ID may also be the position of a letter, #1: its number in the list of
 all dead letters of the queue, at the time of this command. Quote it for the shell: '#1'.`
 
@@ -30,7 +32,17 @@ type letters struct {
 	total    int  // in the queue, as the broker has counted; 0 where that is not known
 	guess    bool // the wait queues of the plan are a guess
 	several  bool // the command works on several queues
+	queues   int  // so many
 	shared   bool // other queues of the command keep their letters in the same queue
+	vhost    *operate.View
+}
+
+// amongQueues says on how many queues the command acts, where they are several.
+func (l *letters) amongQueues() string {
+	if !l.several || l.queues == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", one of %d queues,", l.queues)
 }
 
 // from is the queue that has the messages.
@@ -90,8 +102,8 @@ func (a app) onLetters(act act) cli.ActionFunc {
 			main, _ := s.found(plan.Queue)
 			l := &letters{
 				kind: a.deadLetters(), operator: s.operator, plan: plan, filter: filter, limit: limit,
-				guess: s.guesses(), several: s.several, shared: s.deads[plan.Dead.RoutingKey] > 1,
-				total: main.DeadLetters.N,
+				guess: s.guesses(), several: s.several, queues: s.queues,
+				shared: s.deads[plan.Dead.RoutingKey] > 1, total: main.DeadLetters.N, vhost: s.vhost,
 			}
 			return a.choose(ctx, l, func() error { return act(ctx, c, l) })
 		})
@@ -112,7 +124,7 @@ func (a app) onChosen(k kind, act act) cli.ActionFunc {
 				"%s of %s; %s --help has all filters", k.one, c.Name, c.FullName())
 		}
 		return k.on(func(ctx context.Context, c *cli.Command, l *letters) error {
-			if l.several && l.limit > 0 {
+			if l.several && l.limit > 0 && !l.stranded {
 				return usage("--limit counts the messages of one queue: name the queue")
 			}
 			return act(ctx, c, l)

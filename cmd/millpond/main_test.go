@@ -407,7 +407,7 @@ func exportDiscardImportByHand(t *testing.T, s *service) {
 	kept := filepath.Join(t.TempDir(), "kept.jsonl")
 	o := s.tool("dead", "discard", s.queue, "--all", "--yes", "--export", kept)
 	require.Zero(t, o.code, o.err)
-	require.Equal(t, "discarded 3 dead letters of 3\n", o.out)
+	require.Equal(t, "discarded 3 dead letters of 3, kept in "+kept+"\n", o.out)
 	data, err := os.ReadFile(kept)
 	require.NoError(t, err)
 	require.Equal(t, 3, bytes.Count(data, []byte("\n")))

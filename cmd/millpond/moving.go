@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,9 +35,10 @@ const (
 	strandedMessage = "stranded message"
 )
 
-// move moves messages, with a bar, and reports. The verb is discard, for example.
+// move moves messages, with a bar, and reports. The verb is discard, for example. several says that
+// the command does the same with other queues.
 func (a app) move(
-	c *cli.Command, queue, verb, one string, options operate.MoveOptions,
+	c *cli.Command, queue, verb, one string, several bool, options operate.MoveOptions,
 	do func(operate.MoveOptions) (operate.Progress, error),
 ) error {
 	stem := strings.TrimSuffix(verb, "e")
@@ -45,11 +47,27 @@ func (a app) move(
 	var p operate.Progress
 	err := a.audited(c, queue, &options.Filter, func(e *auditlog.Entry) (err error) {
 		p, err = do(options)
-		e.Count, e.Done = p.Chosen-p.Refused-leftIn(p), p.Done
+		e.Count, e.Done = p.Chosen-p.Refused, p.Done
+		note(c, e, p, several, err)
 		return err
 	})
 	bar.end()
 	return a.report(c, queue, stem+"ed", one, p, err)
+}
+
+// note notes in the audit log why a command without an error has moved nothing, or not all.
+func note(c *cli.Command, e *auditlog.Entry, p operate.Progress, several bool, err error) {
+	switch failed := matched(c, p, err); {
+	case err != nil:
+	case p.Chosen == 0 && several:
+		e.What += noneChosen
+	case failed != nil:
+		e.Error = failed.Error()
+	case len(p.Left) > 0:
+		e.Error = strings.Join(leftTexts(p), "; ")
+	case p.Chosen == 0:
+		e.Count = p.Total
+	}
 }
 
 // report writes the outcome, also where the command ended with an error. one names a message.
@@ -70,20 +88,32 @@ func (a app) report(
 		fmt.Fprintf(a.out, "would have %s %s of %d; nothing was changed\n",
 			verb, plural(p.Chosen-left-p.Refused, one), p.Total)
 	default:
-		fmt.Fprintf(a.out, "%s %s of %d\n", verb, plural(p.Done, one), p.Total)
+		kept := ""
+		if name := c.String("export"); name != "" && p.Done > 0 {
+			kept = ", kept in " + harmless(name)
+		}
+		fmt.Fprintf(a.out, "%s %s of %d%s\n", verb, plural(p.Done, one), p.Total, kept)
 	}
 	a.printPassed(p)
+	for _, text := range leftTexts(p) {
+		fmt.Fprintln(a.out, text)
+	}
+	return code
+}
+
+// leftTexts say how many messages stay for want of their queues, and why.
+func leftTexts(p operate.Progress) (texts []string) {
 	for _, l := range p.Left {
-		why := fmt.Sprintf("queue %q does not exist or cannot be reached", l.Queue)
+		why := fmt.Sprintf("queue %q does not exist or cannot be reached; --to names another", l.Queue)
 		switch l.Queue {
 		case "":
 			why = "no header names the queue; name one with --to"
 		case operate.OtherQueues:
-			why = "their queues do not exist or cannot be reached"
+			why = "their queues do not exist or cannot be reached; --to names another"
 		}
-		fmt.Fprintf(a.out, "%s left: %s\n", plural(l.Messages, "message"), why)
+		texts = append(texts, fmt.Sprintf("%s left: %s", plural(l.Messages, "message"), why))
 	}
-	return code
+	return texts
 }
 
 // leftIn counts the messages that stay for want of their queues.
@@ -94,14 +124,18 @@ func leftIn(p operate.Progress) (n int) {
 	return n
 }
 
-// matched returns a notThere where --id has chosen nothing, else err. Positions are checked before.
+// matched returns a notThere where --id or --group has chosen nothing, else err. Positions are
+// checked before.
 func matched(c *cli.Command, p operate.Progress, err error) error {
-	ids := c.StringSlice("id")
+	ids, group := c.StringSlice("id"), c.String("group")
 	switch {
-	case err != nil, p.Chosen > 0, len(ids) == 0, slices.ContainsFunc(ids, position.MatchString):
+	case err != nil, p.Chosen > 0, len(ids) == 0 && (group == "" || p.Spent+p.Foreign > 0),
+		slices.ContainsFunc(ids, position.MatchString):
 		return err
 	case p.Foreign > 0:
 		return notFound("the message belongs to another queue: name it with --to")
+	case len(ids) == 0:
+		return notFound("no dead letter of cause %s; millpond dead groups lists them", group)
 	}
 	return notFound("there is no message with the ID %s: list the queue again",
 		strings.Join(ids, ", "))
@@ -113,7 +147,8 @@ func (a app) deadReplay() *cli.Command {
 	return &cli.Command{
 		Name: "replay", Usage: "move dead letters back, each confirmed in its queue " +
 			"before it leaves the dead-letter queue",
-		ArgsUsage: "[QUEUE…]", Description: aboutPositions + aboutRamps, ShellComplete: a.completeQueues,
+		ArgsUsage: "[QUEUE…]", Description: aboutQueues + aboutPositions + aboutRamps,
+		ShellComplete: a.completeQueues,
 		Flags: a.deadLetters().acting(append(slices.Concat(rampFlags(), editFlags(), goingFlags()),
 			rehearsal())...),
 		Action: func(ctx context.Context, c *cli.Command) error {
@@ -152,7 +187,7 @@ func (a app) deadReplay() *cli.Command {
 func (a app) replay(
 	ctx context.Context, c *cli.Command, l *letters, options operate.MoveOptions,
 ) error {
-	return a.move(c, l.plan.Queue, "replay", deadLetter, options,
+	return a.move(c, l.plan.Queue, "replay", deadLetter, l.several, options,
 		func(o operate.MoveOptions) (operate.Progress, error) {
 			return l.operator.Replay(ctx, l.plan, o)
 		})
@@ -171,7 +206,8 @@ func goingFlags() []cli.Flag {
 func (a app) discard(k kind) *cli.Command {
 	return &cli.Command{
 		Name: "discard", Usage: "throw " + k.one + "s away; asks first", ArgsUsage: "[QUEUE…]",
-		Description: k.about, ShellComplete: a.completeQueues,
+		Description:   map[bool]string{false: aboutQueues}[k.stranded] + k.about,
+		ShellComplete: a.completeQueues,
 		Flags: k.acting(dryRun(), yes(), &cli.StringFlag{
 			Name: "export", Usage: "write them to `FILE` first, as the command export does; it is " +
 				"appended to",
@@ -192,8 +228,8 @@ func (a app) discard(k kind) *cli.Command {
 				count.DryRun = true
 				p, err := do(count)
 				if err == nil {
-					err = a.ask(c, "nothing was thrown away", "Throw away %s of queue %q for good?",
-						plural(p.Chosen, k.one), l.from())
+					err = a.ask(c, "nothing was thrown away", "Throw away %s of queue %q%s for good%s?",
+						plural(p.Chosen, k.one), l.from(), l.amongQueues(), copyIn(c))
 				}
 				if err != nil {
 					return err
@@ -207,9 +243,17 @@ func (a app) discard(k kind) *cli.Command {
 				defer func() { _ = file.Close() }() // synced after each batch
 				options.KeepIn = file
 			}
-			return a.move(c, l.plan.Queue, "discard", k.one, options, do)
+			return a.move(c, cmp.Or(l.plan.Queue, l.from()), "discard", k.one, l.several, options, do)
 		}),
 	}
+}
+
+// copyIn names the file of --export.
+func copyIn(c *cli.Command) string {
+	if name := c.String("export"); name != "" {
+		return fmt.Sprintf(", with a copy in file %q", harmless(name))
+	}
+	return "; no copy is kept"
 }
 
 func yes() cli.Flag { return &cli.BoolFlag{Name: "yes", Usage: "do not ask"} }

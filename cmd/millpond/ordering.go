@@ -268,7 +268,7 @@ func (a app) orderReplay() *cli.Command {
 				s *session, plan topology.Plan, k operate.OrderKey,
 			) error {
 				options := operate.MoveOptions{Filter: operate.Filter{IDs: c.StringSlice("id")}}
-				return a.move(c, plan.Queue, "replay", deadLetter, options,
+				return a.move(c, plan.Queue, "replay", deadLetter, false, options,
 					func(o operate.MoveOptions) (operate.Progress, error) {
 						p, err := s.operator.ReplayKey(ctx, plan, k.Key, o)
 						switch {

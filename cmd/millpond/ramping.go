@@ -14,6 +14,7 @@ import (
 
 	"github.com/millpond-go/millpond/cmd/millpond/internal/auditlog"
 	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
+	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -169,12 +170,14 @@ func (a app) ramp(ctx context.Context, c *cli.Command, l *letters, o operate.Rep
 	o.Report = a.rampLine()
 	if o.Every == 0 {
 		var r operate.RampResult
+		var found operate.Progress
 		err := a.audited(c, l.plan.Queue, &o.Filter, func(e *auditlog.Entry) (err error) {
 			r, err = l.operator.Ramp(ctx, l.plan, o.RampOptions)
 			e.Count, e.Done = r.Started, r.Replayed()
+			found = operate.Progress{Chosen: r.Started, Foreign: r.Foreign, Spent: r.Spent}
+			note(c, e, found, l.several, err)
 			return err
 		})
-		found := operate.Progress{Chosen: r.Started, Foreign: r.Foreign}
 		return errors.Join(matched(c, found, err), a.ramped(c, l.plan.Queue, r, err))
 	}
 	var first error
@@ -276,6 +279,7 @@ func (a app) rehearse(
 	if l.guess {
 		soften(l.plan, h.Findings)
 	}
+	l.braked(ctx, h)
 	criticalFirst(h.Findings)
 	code := errors.Join(matched(c, h.Progress, err), hindered(h))
 	if c.Bool(flagJSON) {
@@ -298,6 +302,25 @@ func (a app) rehearse(
 	}
 	a.printFindings(h.Findings, "")
 	return code
+}
+
+// braked names the brake where it is the reason that the target has no consumer.
+func (l *letters) braked(ctx context.Context, h operate.Rehearsal) {
+	none := slices.IndexFunc(h.Findings, func(f operate.Finding) bool {
+		return f.Problem == operate.Unconsumed && f.Name == h.Target
+	})
+	if none < 0 || l.vhost == nil {
+		return
+	}
+	for _, b := range l.vhost.Brakes {
+		if !slices.Contains(b.Queues, h.Target) {
+			continue
+		}
+		if state, err := l.operator.Brake(ctx, b.Name); err == nil && state.Stopped {
+			h.Findings[none].Text = fmt.Sprintf("has no consumer, because brake %s is stopped, so that the "+
+				"letters wait in it: millpond brake start %s", b.Name, audit.ShellWord(b.Name))
+		}
+	}
 }
 
 // printPassed says why chosen messages stay.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/millpond-go/millpond/cmd/millpond/internal/auditlog"
 	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
+	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -92,17 +93,33 @@ func (a app) replayChanged(
 	moves := p.Chosen - p.Refused
 	fmt.Fprintf(a.err, "%d of %s would be changed; %s would stay\n", changed,
 		plural(moves, "letter"), plural(p.Refused, "letter"))
-	err = a.ask(c, "nothing was changed", "Replay %s of queue %q?", plural(moves, "dead letter"),
-		l.plan.Dead.RoutingKey)
+	err = a.ask(c, "nothing was changed", "Replay %s of queue %q%s and keep the originals of changed "+
+		"ones in queue %q?", plural(moves, "dead letter"), l.from(), l.amongQueues(), l.originals())
 	if err != nil {
 		return err
 	}
 	options.EditedBy = byOf(c)
+	edited := false
 	options.Edit = func(_ operate.Letter, msg *amqp.Publishing) error {
-		_, err := m.make(msg)
+		is, err := m.make(msg)
+		edited = edited || is
 		return err
 	}
-	return a.replay(ctx, c, l, options)
+	if err = a.replay(ctx, c, l, options); edited {
+		a.kept(c, l)
+	}
+	return err
+}
+
+// originals is the queue that keeps edited letters as they were.
+func (l *letters) originals() string { return l.from() + ".originals" }
+
+// kept says where the originals are.
+func (a app) kept(c *cli.Command, l *letters) {
+	if !c.Bool(flagJSON) {
+		fmt.Fprintf(a.out, "the letters as they were are in queue %s: millpond dead list %s --dlq %s\n",
+			harmless(l.originals()), audit.ShellWord(l.plan.Queue), audit.ShellWord(l.originals()))
+	}
 }
 
 // editor names the user of the tool.
@@ -225,8 +242,8 @@ func (a app) editAndReplay(
 		_, err = fmt.Fprintln(a.out, "would have replayed 1 edited dead letter; nothing was changed")
 		return false, err
 	}
-	err = a.ask(c, "nothing was changed", "Replay the edited letter to queue %q?",
-		cmp.Or(c.String("to"), l.plan.Queue))
+	err = a.ask(c, "nothing was changed", "Replay the edited letter to queue %q and keep the "+
+		"original in queue %q?", cmp.Or(c.String("to"), l.plan.Queue), l.originals())
 	if err != nil {
 		return false, err
 	}
@@ -249,13 +266,17 @@ func (a app) editAndReplay(
 			p, err = l.operator.Replay(ctx, l.plan, options)
 		}
 		e.Count, e.Done = 1, p.Done
+		if err == nil && p.Done == 0 {
+			err = notFound("letter %q is no longer there as it was: list queue %q again", letter.ID,
+				l.from())
+		}
 		return err
 	})
-	if err == nil && p.Done == 0 {
-		err = notFound("letter %q is no longer there as it was: list queue %q again", letter.ID,
-			l.plan.Dead.RoutingKey)
+	code := a.report(c, l.plan.Queue, "replayed", deadLetter, p, err)
+	if p.Done > 0 {
+		a.kept(c, l)
 	}
-	return err != nil, a.report(c, l.plan.Queue, "replayed", deadLetter, p, err)
+	return err != nil, code
 }
 
 const editHelp = `# %s of queue %q. Change headers and payload, save, and leave the
@@ -322,6 +343,7 @@ func (a app) edit(
 			return after, nil
 		}
 		text, mark = edited, "# ERROR: "+harmless(err.Error())+"\n"
+		fmt.Fprintf(a.err, "millpond: the editor opens again: %s\n", harmless(err.Error()))
 	}
 }
 

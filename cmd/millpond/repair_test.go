@@ -89,10 +89,12 @@ sed -i 's/^int64 int64 .*/int64 int64 7/; s/"total": 1e2/"total": 100/' "$1"`
 
 	o = s.editWith(script, "y\n", "dead", "replay", s.queue, "--edit", "#4")
 	require.Equal(t, exitDone, o.code, o.err)
-	require.Equal(t, "replayed 1 dead letter of 4\n", o.out)
+	originals := s.queue + ".dlq.originals"
+	require.Equal(t, "replayed 1 dead letter of 4\nthe letters as they were are in queue "+originals+
+		": millpond dead list '"+s.queue+"' --dlq '"+originals+"'\n", o.out)
 	for _, line := range []string{
 		"int64 int64 [-9223372036854775807-]{+7+}", `  "total": [-1e2-]{+100+},`,
-		"Replay the edited letter to queue ",
+		"Replay the edited letter to queue ", `and keep the original in queue "` + originals + `"? `,
 	} {
 		require.Contains(t, o.err, line)
 	}
@@ -119,7 +121,8 @@ sed -i 's/^int64 int64 .*/int64 int64 7/; s/"total": 1e2/"total": 100/' "$1"`
 	require.NoError(t, err)
 	require.WithinDuration(t, time.Now(), at, patience)
 	require.Equal(t, "1", moved.Headers[header.Replays])
-	original := s.take(s.queue+".dlq.originals", 1)[0]
+	require.Contains(t, s.tool("dead", "list", s.queue, "--dlq", originals).out, " broken ")
+	original := s.take(originals, 1)[0]
 	require.Equal(t, body, string(original.Body))
 	require.Equal(t, int64(math.MaxInt64), original.Headers["int64"])
 	require.Equal(t, 3, testbroker.Depth(t, s.url, s.queue+".dlq"))
@@ -175,6 +178,8 @@ func TestEditThatIsCancelledChangesNothing(t *testing.T) {
 		require.Equal(t, exitRefused, o.code, "%s: %s", name, o.err)
 		require.Contains(t, o.err, c.says, name)
 		require.Empty(t, o.out, name)
+		broken := !strings.HasPrefix(c.says, "c") && !strings.HasPrefix(c.says, "ended")
+		require.Equal(t, broken, strings.Contains(o.err, "millpond: the editor opens again: "), name)
 	}
 	require.Equal(t, 3, testbroker.Depth(t, s.url, s.queue+".dlq"))
 
@@ -239,6 +244,7 @@ func patchChangesManyLetters(t *testing.T, s *service) {
 	o = s.editWith("", "y\n", args...)
 	require.Equal(t, exitFailed, o.code, "one stays: %s", o.err)
 	require.Contains(t, o.out, "replayed 2 dead letters of 3\n1 letter: cannot be changed so")
+	require.Contains(t, o.out, "the letters as they were are in queue "+s.queue+".dlq.originals: ")
 	require.Contains(t, o.err, `message "order-2" stays`)
 	require.Contains(t, o.err, "2 of 2 letters would be changed; 1 letter would stay")
 	for i, d := range s.take(s.queue, 2) {
@@ -310,8 +316,39 @@ func TestGroupsAreHarmlessAndChooseLetters(t *testing.T) {
 	require.Equal(t, "discarded 3 dead letters of 6\n", o.out, o.err)
 	o = s.tool("dead", "discard", s.queue, "--group", groups[0].ID, "--yes")
 	require.Equal(t, "discarded 0 dead letters of 3\n", o.out, o.err)
+	for _, args := range [][]string{ // a misspelled group was a success
+		{"dead", "discard", s.queue, "--yes"}, {"dead", "replay", s.queue},
+		{"dead", "replay", s.queue, "--dry-run"},
+		{"dead", "replay", s.queue, "--policy", "1s,10s", "--canary", "1"},
+	} {
+		o = s.tool(append(args, "--group", groups[0].ID)...)
+		require.Equal(t, exitFound, o.code, "%v: %s", args, o.err)
+		require.Contains(t, o.err, "no dead letter of cause "+groups[0].ID+
+			"; millpond dead groups lists them\n")
+	}
 	o = s.tool("dead", "list", s.queue, "--payload", `/"order":[01]/`,
 		"--header", "tenant=/^1$/")
 	require.Contains(t, o.out, "order-1")
 	require.NotContains(t, o.out, "order-0")
+}
+
+// A question names the queues that a command acts on, and the file of a copy or that there is none.
+func TestQuestionsSayWhatIsAtStake(t *testing.T) {
+	t.Parallel()
+	s := newService(t, "classic")
+	s.die()
+	for _, command := range []string{"replay", "discard"} {
+		require.Contains(t, s.tool("dead", command, "--help").out,
+			"Without QUEUE it acts on all queues of the virtual host.")
+	}
+	other := newService(t, "classic")
+	o := s.editWith("", "n\n", "dead", "discard", s.queue, other.queue, "--all")
+	require.Equal(t, exitRefused, o.code, o.err)
+	require.Contains(t, o.err, `Throw away 3 dead letters of queue "`+s.queue+
+		`.dlq", one of 2 queues, for good; no copy is kept? [y/N] `)
+	file := filepath.Join(t.TempDir(), "copy.jsonl")
+	o = s.editWith("", "y\n", "dead", "discard", s.queue, "--id", "order-1", "--export", file)
+	require.Equal(t, exitDone, o.code, o.err)
+	require.Contains(t, o.err, `.dlq" for good, with a copy in file "`+file+`"? [y/N] `)
+	require.Equal(t, "discarded 1 dead letter of 3, kept in "+file+"\n", o.out)
 }

@@ -64,7 +64,7 @@ func (a app) withStrays(ctx context.Context, c *cli.Command, l letters, act act)
 		if err != nil {
 			return err
 		}
-		l.kind, l.operator = a.strandedMessages(), s.operator
+		l.kind, l.operator, l.several = a.strandedMessages(), s.operator, len(queues) > 1
 		var errs []error
 		for _, l.plan.Dead.RoutingKey = range queues {
 			if len(queues) > 1 && !c.Bool(flagJSON) {
@@ -181,7 +181,7 @@ func (a app) strandedReturn() *cli.Command {
 				options := operate.MoveOptions{
 					Filter: l.filter, Limit: l.limit, Rate: rate, To: c.String("to"),
 				}
-				return a.move(c, "", "return", k.one, options,
+				return a.move(c, l.from(), "return", k.one, l.several, options,
 					func(o operate.MoveOptions) (operate.Progress, error) {
 						return l.operator.ReturnStranded(ctx, l.from(), o)
 					})

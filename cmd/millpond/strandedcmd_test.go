@@ -157,7 +157,8 @@ func (s *vanishing) queueDeleted() {
 	require.Equal(s.t, exitFound, findings.code)
 	require.Regexp(s.t, `critical: queue "of-orders.stranded": messages are stranded`, findings.out)
 
-	none := s.tool("stranded", "return", "another", "--since", "1h")
+	log := filepath.Join(s.t.TempDir(), "audit.jsonl")
+	none := s.tool("stranded", "return", "another", "--since", "1h", "--audit", log)
 	require.Zero(s.t, none.code, none.err)
 	require.Contains(s.t, none.out, "returned 0 stranded messages of ")
 	old := s.tool("stranded", "list", "--until", "1h")
@@ -165,11 +166,15 @@ func (s *vanishing) queueDeleted() {
 	recent := s.tool("stranded", "list", "--since", "1h", "--json")
 	require.Equal(s.t, waiting, strings.Count(recent.out, "\n"))
 
-	left := s.tool("stranded", "return", s.queue)
+	left := s.tool("stranded", "return", s.queue, "--audit", log)
 	require.Equal(s.t, exitFound, left.code, left.err)
 	require.Contains(s.t, left.out, "returned 0 stranded messages of ")
-	require.Contains(s.t, left.out, fmt.Sprintf(
-		"%d messages left: queue \"orders\" does not exist or cannot be reached\n", waiting))
+	require.Contains(s.t, left.out, fmt.Sprintf("%d messages left: queue \"orders\" does not exist "+
+		"or cannot be reached; --to names another\n", waiting))
+	noted := s.tool("audit", "--audit", log).out // both were plain "done", of no queue
+	require.Regexp(s.t, `  done: 0 of \d+\n    stranded return 'another', queue of-`, noted)
+	require.Regexp(s.t, fmt.Sprintf("  failed: 0 of %d\n    stranded return 'orders', queue of-.*\n"+
+		"    %d messages left: queue ", waiting, waiting), noted)
 	service = s.start()
 	defer service.Stop()
 	require.Contains(s.t, s.tool("stranded", "return", s.queue, "--dry-run").out,
@@ -203,7 +208,7 @@ func (s *vanishing) bindingDeleted() {
 	}
 	file := filepath.Join(s.t.TempDir(), "gone.jsonl")
 	o = s.tool("stranded", "discard", s.queue, "--id", "order-20", "--export", file, "--yes")
-	require.Equal(s.t, "discarded 1 stranded message of 20\n", o.out, o.err)
+	require.Equal(s.t, "discarded 1 stranded message of 20, kept in "+file+"\n", o.out, o.err)
 	o = s.tool("dead", "import", s.queue, "--file", file, "--to", s.stranded)
 	require.Zero(s.t, o.code, o.err)
 	rig.AwaitDepth(s.t, s.url, s.stranded, deleted)

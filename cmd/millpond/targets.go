@@ -12,6 +12,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -34,6 +35,7 @@ type session struct {
 	vhost    *operate.View     // nil: only the flags say how messages wait
 	blind    error             // why vhost is nil
 	several  bool              // the command works on several queues
+	queues   int               // so many
 	deads    map[string]int    // how many of them keep their letters in a queue
 	said     []operate.Finding // about the broker: the same for each queue
 }
@@ -153,7 +155,7 @@ func (a app) each(
 func (s *session) each(
 	ctx context.Context, plans []topology.Plan, f func(topology.Plan) error,
 ) error {
-	s.several, s.deads = len(plans) > 1, map[string]int{}
+	s.queues, s.several, s.deads = len(plans), len(plans) > 1, map[string]int{}
 	for _, plan := range plans {
 		s.deads[plan.Dead.RoutingKey]++
 	}
@@ -293,9 +295,14 @@ func (s *session) unknownQueue(queue string) error {
 	for _, main := range s.vhost.Mains {
 		names = append(names, main.Name)
 	}
+	word := audit.ShellWord(queue)
+	see := "millpond stranded list " + word
+	if s.c.FullName() != "millpond waiting list" { // which has found none
+		see = "millpond waiting list " + word + ", " + see
+	}
 	return usage("no wait queue of virtual host %q leads to a queue %q: it is no queue with retries, "+
-		"or they were never declared; queues with retries: %s", s.vhost.Vhost, queue,
-		cmp.Or(some(names), "none"))
+		"or they were never declared; messages for it may wait or be stranded: %s; queues with "+
+		"retries: %s", s.vhost.Vhost, queue, see, cmp.Or(some(names), "none"))
 }
 
 // candidates names queues that may keep dead letters of any queue.

@@ -160,7 +160,7 @@ func (a app) takeOut(name, where string, do func(
 					options.Filter.Match = func(l operate.Letter) bool { return waitsFor(l.Queue, plan.Queue) }
 				}
 				verb := map[string]string{"cancel": "cancell"}[name] // cancelled
-				return a.move(c, plan.Queue, cmp.Or(verb, name), "waiting message", options,
+				return a.move(c, plan.Queue, cmp.Or(verb, name), "waiting message", s.several, options,
 					func(o operate.MoveOptions) (p operate.Progress, err error) {
 						p, err = do(s.operator, ctx, plan, o)
 						if err == nil && p.Chosen == 0 && c.Bool("all") {

@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -325,6 +326,7 @@ func (h *house) urlAlone(t *testing.T) {
 		{"url-waiting-none", []string{"waiting", "list", "nowhere"}, exitUsage},
 		{"url-stranded", []string{"stranded", "list"}, exitDone},
 		{"url-not-there", []string{"dead", "list", "nowhere"}, exitUsage},
+		{"url-gone", []string{"status", "gone"}, exitUsage},
 		{"blind-status", []string{"--no-management", "status", "orders"}, exitDone},
 		{"blind-none", []string{"--no-management", "verify"}, exitUsage},
 		{
@@ -413,8 +415,21 @@ func (h *house) severalQueues(t *testing.T, w *shop.World) {
 		require.Equal(t, exitDone, o.code, "%v: %s%s", args, o.out, o.err)
 	}
 	require.Equal(t, exitFound, h.ask("waiting", "cancel", "--id", "none").code)
+	o := h.ask("dead", "replay", shop.Braked, "--dry-run")
+	require.Equal(t, exitFound, o.code, o.err)
+	require.Contains(t, o.out, `critical: queue "prices": has no consumer, because brake payments is `+
+		"stopped, so that the letters wait in it: millpond brake start 'payments'\n")
+	o = h.ask("dead", "replay", "news", "--dry-run")
+	require.Contains(t, o.out, `warning: queue "millpond.stranded": messages are stranded`)
+	require.Equal(t, exitDone, o.code, o.out)
 	require.Contains(t, h.ask("dead", "list", "--generate-shell-completion").out, "\nkeyed\n")
-	o := h.ask("--json", "dead", "discard", "--reason", "permanent", "--yes")
+	log := filepath.Join(t.TempDir(), "audit.jsonl")
+	o = h.ask("--audit", log, "stranded", "return", "old")
+	require.Equal(t, exitFound, o.code, o.err)
+	require.Equal(t, "2026-03-01 12:00:00Z  "+editor()+"  failed: 0 of 3\n"+
+		"    stranded return 'old', queue millpond.stranded\n    3 messages left: queue \"old\" does "+
+		"not exist or cannot be reached; --to names another\n", h.ask("--audit", log, "audit").out)
+	o = h.ask("--json", "dead", "discard", "--reason", "permanent", "--yes")
 	require.Equal(t, exitDone, o.code, o.err)
 	for _, queue := range shop.Queues {
 		require.Contains(t, o.out, `"queue": "`+queue+`"`)
@@ -423,6 +438,13 @@ func (h *house) severalQueues(t *testing.T, w *shop.World) {
 	rig.DeclareQueue(t, h.URL, "letters", amqp.Table{
 		"x-queue-type": "quorum", "x-delivery-limit": int64(1<<31 - 1),
 	})
+	rig.DeclareQueue(t, h.URL, "orders.dlq.originals", amqp.Table{ // of an edit
+		"x-queue-type": "quorum", "x-delivery-limit": int64(1<<31 - 1),
+	})
+	unclaimed := decoded[struct{ Unclaimed []struct{ Name string } }](t,
+		h.ask("--json", "status").out)[0].Unclaimed
+	require.Len(t, unclaimed, 1)
+	require.Equal(t, "letters", unclaimed[0].Name)
 	o = h.ask("--dlq", "letters", "verify", "orders")
 	require.Equal(t, exitDone, o.code, "%s%s", o.out, o.err)
 	o = h.ask("--dlq", "nowhere", "verify", "orders")

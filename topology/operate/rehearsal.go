@@ -119,6 +119,11 @@ func (h *Rehearsal) inspect(
 			"messages of more than %d unless max_message_size is larger, which cannot be seen",
 			h.Largest, largeMessage)
 	}
+	for i, f := range v.findings {
+		if f.Problem == Stranded { // no obstacle for the letters, and perhaps of another queue
+			v.findings[i].Severity = Warning
+		}
+	}
 	slices.SortStableFunc(v.findings, func(a, b Finding) int { return rank(a) - rank(b) })
 	h.Findings = v.findings
 	return nil

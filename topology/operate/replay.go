@@ -207,7 +207,7 @@ func (r *replay) prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.original = r.source + ".originals"
+	r.original = r.source + originals
 	for _, q := range r.plan.Queues {
 		if q.Name == r.source {
 			q.Name, q.Adopt = r.original, true
@@ -217,6 +217,9 @@ func (r *replay) prepare(ctx context.Context) error {
 	return fmt.Errorf("%w: the plan has no queue %q, so no queue like it can keep the originals: use "+
 		"topology.PlanFor or View.WithDead", ErrInvalidOptions, r.source)
 }
+
+// originals ends the name of the queue that keeps edited letters of a dead-letter queue.
+const originals = ".originals"
 
 // check reads the options that every call has.
 func (r *replay) check() (err error) {

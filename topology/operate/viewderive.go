@@ -649,7 +649,7 @@ func (d *derivation) dead() {
 	}
 	for _, m := range d.mains {
 		for _, dead := range m.Dead {
-			delete(d.unclaimed, dead.Name)
+			d.claim(dead.Name)
 		}
 	}
 	d.strandedByName = map[string]bool{}
@@ -785,9 +785,11 @@ func (d *derivation) proven(name, queue string, byName *parts) {
 	}
 }
 
-// claim notes that a queue belongs to a main queue.
+// claim notes that a queue belongs to a main queue, and the one with its edited letters as they
+// were.
 func (d *derivation) claim(name string) {
 	delete(d.unclaimed, name)
+	delete(d.unclaimed, name+originals)
 	delete(d.strandedByName, name)
 }
 
