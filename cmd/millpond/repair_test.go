@@ -317,7 +317,8 @@ func TestGroupsAreHarmlessAndChooseLetters(t *testing.T) {
 	o = s.tool("dead", "discard", s.queue, "--group", groups[0].ID, "--yes")
 	require.Equal(t, "discarded 0 dead letters of 3\n", o.out, o.err)
 	for _, args := range [][]string{ // a misspelled group was a success
-		{"dead", "discard", s.queue, "--yes"}, {"dead", "replay", s.queue},
+		{"dead", "discard", s.queue, "--yes"},
+		{"dead", "replay", s.queue},
 		{"dead", "replay", s.queue, "--dry-run"},
 		{"dead", "replay", s.queue, "--policy", "1s,10s", "--canary", "1"},
 	} {

@@ -42,8 +42,12 @@ func TestAPauseEndsWithItsRequest(t *testing.T) {
 func TestAccountsOfTwoPersonsDiffer(t *testing.T) {
 	t.Parallel()
 	for want, second := range map[string]Account{
-		`"anna" and "bert" have the same secret`: {Name: "bert", Secret: "a long secret", Role: RoleRead},
-		`two accounts have the name "anna"`:      {Name: "anna", Secret: "another secret", Role: RoleRead},
+		`"anna" and "bert" have the same secret`: {
+			Name: "bert", Secret: "a long secret", Role: RoleRead,
+		},
+		`two accounts have the name "anna"`: {
+			Name: "anna", Secret: "another secret", Role: RoleRead,
+		},
 	} {
 		_, err := newGuard(Config{Accounts: []Account{
 			{Name: "anna", Secret: "a long secret", Role: RoleAct}, second,

@@ -300,8 +300,11 @@ func TestNothingSecretIsLoggedOrWritten(t *testing.T) {
 	node.Ctl(t, "eval", changePassword("secretive", "another"))
 	r.AwaitLine("username or password")
 	r.Stop()
-	for range 2 { // The messages that wait come back to their queue with the headers of the wait.
-		require.Contains(t, keep(rig.Take(t, node.URL(), queue)), "and waits")
+	for back := 0; back < 2; { // The messages that wait come back with the headers of the wait.
+		if body := keep(rig.Take(t, node.URL(), queue)); body != "outage" { // whose ack may be lost
+			require.Contains(t, body, "and waits")
+			back++
+		}
 	}
 
 	require.Contains(t, r.Logs.Text(), "the shop is on fire")

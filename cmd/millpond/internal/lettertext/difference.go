@@ -86,7 +86,8 @@ func words(was, is string) (spans []Span) {
 	for _, d := range append(lcs.DiffLines(a, b), lcs.Diff{Start: len(a), End: len(a)}) {
 		same += named(a[at:d.Start])
 		add(" ", "", strings.Join(a[at:d.Start], ""), "")
-		old, new, tail := strings.Join(a[d.Start:d.End], ""), strings.Join(b[d.ReplStart:d.ReplEnd], ""), ""
+		old, tail := strings.Join(a[d.Start:d.End], ""), ""
+		new := strings.Join(b[d.ReplStart:d.ReplEnd], "")
 		if min(len(old), len(new)) >= longWord {
 			before, after := []rune(old), []rune(new)
 			head, end := shared(before, after)

@@ -79,7 +79,7 @@ func TestDifferenceShowsTheChangedWord(t *testing.T) {
 	}
 }
 
-// A large text in which each line has changed takes no minute: it once took the square of its lines.
+// A large text in which each line has changed takes no minute: it took the square of its lines.
 func TestDifferenceOfManyLines(t *testing.T) {
 	t.Parallel()
 	text := strings.Repeat("the same word\n", 20_000)
