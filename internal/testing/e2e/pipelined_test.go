@@ -65,7 +65,12 @@ func (a *ahead) depth(suffix string) int { return testbroker.Depth(a.t, a.url, a
 func (a *ahead) requireAllWait(n, twice int) {
 	a.t.Helper()
 	rig.WaitFor(a.t, "every message to wait", func() bool {
-		ended := a.handOvers.handedOver() + a.handOvers.count(middleware.EventRequeued)
+		ended := a.handOvers.handedOver()
+		for _, e := range a.handOvers.seen() {
+			if e.Kind == middleware.EventRequeued && e.Called { // or its connection ended before
+				ended++
+			}
+		}
 		return ended == a.handlers.Total() && a.handlers.Count() == n &&
 			a.depth("") == 0 && a.depth(".wait.1h") >= n
 	})
