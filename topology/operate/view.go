@@ -461,14 +461,21 @@ func (v *View) all() (queues []*Queue) {
 	return queues
 }
 
-// InLine counts the messages of the line without the one that the process that leads keeps there.
+// InLine counts the messages of the line without the one that the process that leads keeps there,
+// and without the questions for Keys, which the broker counts for some seconds.
 func (m *Main) InLine() Count {
 	n := m.Line.Total
 	if n.N > 0 {
 		n.N--
 	}
+	if m.Keys != nil && n.N-m.Keys.Messages > 0 && n.N-m.Keys.Messages <= mostAsked {
+		n.N = m.Keys.Messages
+	}
 	return n
 }
+
+// mostAsked is how many questions a line may have at once: those of the page and of the tool.
+const mostAsked = 2
 
 // sum adds the counts of the queue's parts, and names the trouble of its messages.
 func (m *Main) sum(keyText func(string) string) {
