@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -156,12 +157,22 @@ func (v *View) lookBehind(ctx context.Context, o *Operator, options ViewOptions)
 	if last == nil {
 		last = new(View)
 	}
+	plan := v.hidden()
+	if v.asked = maps.Clone(last.asked); v.asked == nil {
+		v.asked = map[string]bool{}
+	}
 	if options.Trouble {
 		var waiters []Waiter
-		waiters, v.hiddenErr = o.Waiting(ctx, v.hidden(), Filter{})
+		waiters, v.hiddenErr = o.Waiting(ctx, plan, Filter{})
 		v.Gone, v.Looked = v.GoneOf(waiters), time.Now()
+		for _, q := range plan.Queues {
+			v.asked[q.Name] = true
+		}
 	} else {
 		v.Looked, v.hiddenErr = last.Looked, last.hiddenErr
+		if slices.ContainsFunc(plan.Queues, func(q topology.Queue) bool { return !v.asked[q.Name] }) {
+			v.Looked = time.Time{} // its first messages have come since, or were not counted yet
+		}
 		v.Gone = slices.DeleteFunc(slices.Clone(last.Gone), func(g Gone) bool {
 			_, back := v.queues[g.Queue]
 			return back

@@ -72,6 +72,7 @@ type View struct {
 	queues    map[string]management.Object // all, for WithDead; nil if a queue does more than keep
 	leads     map[string]lead              // of the wait queues
 	hiddenErr error                        // of the look at messages for queues that are gone
+	asked     map[string]bool              // wait queues that such a look has seen with messages
 }
 
 // Brake is a brake of the services.
