@@ -138,7 +138,8 @@ func (s *socket) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// keep writes pieces without copying them: they must never change.
+// keep writes pieces without copying them: they must never change. It fails only because an earlier
+// write has failed.
 func (s *socket) keep(pieces [][]byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -38,7 +38,8 @@ const (
 // fates are the fates, the best first.
 var fates = []Fate{FateStranded, FateHeld, FateLost}
 
-// String says in a sentence what waits, until when, and what to do.
+// String returns a sentence: the messages that wait, the time of the first return in UTC, and the
+// way out.
 func (g Gone) String() string {
 	first := "no header says when the first returns"
 	if !g.First.IsZero() {

@@ -155,7 +155,7 @@ func TestReplayByFormsAlone(t *testing.T) {
 	require.Contains(t, h.acting(folder).get("/").body, "Interrupted: Replay")
 }
 
-// A cause was named by its hash, and the way back from a rehearsal lost what was typed. Given a
+// A cause was named by its hash, and the way back from a rehearsal lost the typed values. Given a
 // group of letters, then Act and Confirm say their error, and the form is as it was left, until the
 // action begins.
 func TestWayBackFromARehearsal(t *testing.T) {

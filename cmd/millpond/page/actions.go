@@ -320,7 +320,7 @@ type actView struct {
 	typed           url.Values // before the last rehearsal
 }
 
-// Typed is what was typed into a field of the form of a kind.
+// Typed returns the text that the person typed last into a field of the form of a kind.
 func (v actView) Typed(kind, name, otherwise string) string {
 	if v.typed.Get("kind") != kind {
 		return otherwise

@@ -24,7 +24,7 @@ type Entry struct {
 	Action string `json:"action"`
 	Kind   string `json:"kind"`
 	Queue  string `json:"queue,omitempty"`
-	// What says in words what is done, and Filter to which messages; it is empty for all.
+	// What describes the action in words. Filter names the messages; it is empty for all.
 	What   string `json:"what"`
 	Filter string `json:"filter,omitempty"`
 	// Count are the messages that are meant, and Done those that were moved.

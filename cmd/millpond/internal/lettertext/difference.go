@@ -130,7 +130,7 @@ func named(words []string) (n int) {
 	return n
 }
 
-// word matches a word, or what is between two.
+// word matches a word, or the text between two words.
 var word = regexp.MustCompile(`[\p{L}\p{N}_]+|\s+|.`)
 
 // folded leaves out unchanged text that is far from each change.
