@@ -63,15 +63,11 @@ const patience = 2 * time.Second
 // Append writes a line, which is durable when it returns. A line that a kill has cut off gets its
 // end before.
 func (l *Log) Append(e Entry) error {
-	// Its caller holds a lock that all pages need, so a process that keeps the file is an error.
-	err := Lock(l.file)
-	for begun := time.Now(); err != nil && time.Since(begun) < patience; err = Lock(l.file) {
-		time.Sleep(10 * time.Millisecond)
-	}
+	turn, err := l.turn()
 	if err != nil {
-		return fmt.Errorf("another process has locked %q: %w", l.file.Name(), err)
+		return err
 	}
-	defer unlock(l.file)
+	defer func() { _ = turn.Close() }()
 	e.At = time.Now()
 	line, _ := json.Marshal(e) // of plain values
 	end, err := l.file.Seek(0, io.SeekEnd)
@@ -89,6 +85,35 @@ func (l *Log) Append(e Entry) error {
 		return err
 	}
 	return l.file.Sync()
+}
+
+// turn locks the file until what it returns is closed. Processes that wait for it get it in the
+// order in which they came. The caller holds a lock that all pages need, so a process that keeps
+// the file is an error.
+func (l *Log) turn() (*os.File, error) {
+	// Of its own, because a lock that comes too late is given back while another turn may be on.
+	f, err := OpenOwn(l.file.Name(), os.O_RDWR)
+	if err != nil {
+		return nil, err
+	}
+	locked, late := make(chan error), make(chan struct{})
+	go func() {
+		select {
+		case locked <- await(f):
+		case <-late:
+			_ = f.Close()
+		}
+	}()
+	select {
+	case err = <-locked:
+	case <-time.After(patience):
+		close(late)
+		return nil, fmt.Errorf("another process has locked %q for %v", f.Name(), patience)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
 }
 
 // Close closes the log.

@@ -60,3 +60,22 @@ func TestProcessesShareALog(t *testing.T) {
 		require.Error(t, err)
 	}
 }
+
+// Given a process that keeps the file locked, then an entry is refused within seconds, and the next
+// one is taken when the file is free.
+func TestALockedLogRefuses(t *testing.T) {
+	t.Parallel()
+	name := filepath.Join(t.TempDir(), "audit.jsonl")
+	log, err := auditlog.Open(name)
+	require.NoError(t, err)
+	other, err := auditlog.OpenOwn(name, os.O_RDWR)
+	require.NoError(t, err)
+	require.NoError(t, auditlog.Lock(other))
+	require.ErrorContains(t, log.Append(auditlog.Entry{Who: "a"}), "has locked")
+	require.NoError(t, other.Close())
+	require.NoError(t, log.Append(auditlog.Entry{Who: "b"}))
+	require.NoError(t, log.Append(auditlog.Entry{Who: "c"}), "the late turn has given the lock back")
+	entries, err := auditlog.Read(name)
+	require.NoError(t, err)
+	require.Len(t, entries, 2)
+}
