@@ -121,8 +121,14 @@ bench: ## measure the library beside what a user would pick instead, in one run;
 bench-scale: ## measure how figures grow; takes a quarter of an hour, and some GiB of memory
 	@$(MAKE) --no-print-directory bench ARGS="-scale -rounds 3 -out bin/scale.json $(ARGS)"
 
+bench-peers: ## measure other systems that try jobs again, beside the library; installs PostgreSQL and Redis
+	@$(INSTALL) broker postgres redis
+	@$(GO) build -o bin/bench ./internal/bench
+	@MILLPOND_BROKER='$(BROKER)' pg_virtualenv -t -o fsync=on \
+		./bin/bench -peers -rounds 1 -out bin/peers.json $(ARGS)
+
 bench-docs: ## fill the tables of docs/notes/performance.md from what bench and bench-scale have left in bin
-	@$(GO) run ./internal/bench -fill docs/notes/performance.md $(wildcard bin/contests.json bin/scale.json)
+	@$(GO) run ./internal/bench -fill docs/notes/performance.md $(wildcard bin/contests.json bin/scale.json bin/peers.json)
 
 bench-go: ## run the benchmarks of go test on a real RabbitMQ; installs what is missing
 	@$(INSTALL) broker
