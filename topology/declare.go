@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -107,28 +108,48 @@ func withoutPlugin(delaying []string, err error) error {
 		strings.Join(delaying, ", "), delayedKind, err)
 }
 
+// sideBySide is the number of channels that declare the queues of a plan. A quorum queue takes
+// 13 ms on one channel, and 5 ms on four.
+const sideBySide = 4
+
 // declareAtOnce declares a plan without waiting for each answer: Levels has some 160 parts. Its
-// error is the error of one part, and ends the channel.
+// error is the error of one part for each channel, and ends the channel.
 func declareAtOnce(ctx context.Context, run channelRunner, plan Plan) error {
 	ctx, cancel := context.WithTimeout(ctx, atOnceTimeout)
 	defer cancel()
-	return run(ctx, func(ch *amqp.Channel) error {
-		for _, e := range plan.Exchanges {
-			if err := e.declare(ch, true); err != nil {
+	on := func(declare func(*amqp.Channel) error) error {
+		return run(ctx, func(ch *amqp.Channel) error {
+			if err := declare(ch); err != nil {
 				return err
 			}
-		}
-		for _, q := range plan.Queues {
-			if _, err := ch.QueueDeclare(q.Name, true, false, false, true, q.Arguments); err != nil {
+			return ch.Qos(1, 0, false) // answered after all the others are done
+		})
+	}
+	var lanes sync.WaitGroup
+	failed := make([]error, min(sideBySide, len(plan.Queues)))
+	for i := range failed {
+		lanes.Go(func() {
+			failed[i] = on(func(ch *amqp.Channel) (err error) {
+				for n := i; n < len(plan.Queues) && err == nil; n += sideBySide {
+					q := plan.Queues[n]
+					_, err = ch.QueueDeclare(q.Name, true, false, false, true, q.Arguments)
+				}
 				return err
-			}
+			})
+		})
+	}
+	lanes.Wait()
+	if err := errors.Join(failed...); err != nil || len(plan.Exchanges)+len(plan.Bindings) == 0 {
+		return err
+	}
+	return on(func(ch *amqp.Channel) (err error) {
+		for i := 0; i < len(plan.Exchanges) && err == nil; i++ {
+			err = plan.Exchanges[i].declare(ch, true)
 		}
-		for _, b := range plan.Bindings {
-			if err := b.declare(ch, true); err != nil {
-				return err
-			}
+		for i := 0; i < len(plan.Bindings) && err == nil; i++ {
+			err = plan.Bindings[i].declare(ch, true)
 		}
-		return ch.Qos(1, 0, false) // answered after all the others are done
+		return err
 	})
 }
 

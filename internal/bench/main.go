@@ -70,6 +70,7 @@ var (
 		{"expiring", (*bench).scaleExpiring},
 		{"queues", (*bench).scaleQueues},
 		{"recovery", (*bench).scaleRecovery},
+		{"storm", (*bench).scaleStorm},
 	}
 )
 

@@ -301,6 +301,12 @@ func (v *verifier) queue(
 		v.critical(Consumed, "queue", q.Name, "is consumed, by %d: that takes messages before their "+
 			"wait is over; stop it", found.Consumers)
 	}
+	quorum := q.Arguments["x-queue-type"] == audit.Quorum
+	if q.Role == audit.RoleWait && quorum && found.Messages >= manyWaiting {
+		v.warning(Exposed, "queue", q.Name, "has %d messages: those that are due at the same time "+
+			"return sooner with dead_letter_worker_consumer_prefetch = 128 in advanced.config; it is 32 by "+
+			"default, and cannot be seen from here", found.Messages)
+	}
 	if q.Role == audit.RoleStranded && found.Messages > 0 {
 		v.critical(Stranded, "queue", q.Name, "messages are stranded, of this or of other queues: %d "+
 			"whose wait is over and that found no way to their queue; millpond stranded list says for "+
@@ -345,6 +351,8 @@ const (
 	lineTokens = 8
 	// nearBound is the number of messages of a line from which it is near its default bound.
 	nearBound = 8000
+	// manyWaiting is the number of messages of a wait queue that need some seconds to return (F42).
+	manyWaiting = 30_000
 )
 
 // whileMissing says what happens to messages while a queue is missing, and what to do.
