@@ -71,6 +71,7 @@ var (
 		{"queues", (*bench).scaleQueues},
 		{"recovery", (*bench).scaleRecovery},
 		{"storm", (*bench).scaleStorm},
+		{"raft", (*bench).scaleRaft},
 	}
 )
 
