@@ -32,7 +32,11 @@ func crash(ctx context.Context, c *testbroker.Cluster, queue string) (values, er
 	for {
 		conn, err := amqp.Dial(c.Node(0).URL())
 		if err == nil {
-			err = errors.Join((&broker{conn: conn}).fill(queue, 0, 1, retried), conn.Close())
+			// A message that comes before the queue is ready may never be confirmed.
+			limit := time.AfterFunc(250*time.Millisecond, func() { _ = conn.Close() })
+			err = (&broker{conn: conn}).fill(queue, 0, 1, retried)
+			limit.Stop()
+			_ = conn.Close()
 		}
 		if err == nil {
 			return values{
