@@ -30,7 +30,7 @@ const atOnceTimeout = 20 * time.Second
 // one with other arguments is a *ConflictError, unless it is a queue that the plan may adopt, which
 // is logged. The plan's own queue is the user's and is not declared; a binding to it needs it to
 // exist. run calls its function with a new channel, because an error of the broker closes the
-// channel that it happens on.
+// channel that it happens on. Up to four goroutines call run at once.
 func (p Plan) Declare(
 	ctx context.Context, run func(context.Context, func(*amqp.Channel) error) error,
 	logger watermill.LoggerAdapter,
