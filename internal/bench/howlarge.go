@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"path/filepath"
+	"os"
 	"sync"
 	"syscall"
 	"time"
@@ -52,9 +52,9 @@ func crash(ctx context.Context, c *testbroker.Cluster, queue string) (values, er
 
 // onDisk returns the MiB of all files in a folder.
 func onDisk(folder string) (mib float64) {
-	_ = filepath.WalkDir(folder, func(_ string, entry fs.DirEntry, err error) error {
+	_ = fs.WalkDir(os.DirFS(folder), ".", func(_ string, entry fs.DirEntry, err error) error {
 		if err != nil {
-			return nil // it is gone by now
+			return fs.SkipDir // it is gone by now
 		}
 		if info, err := entry.Info(); err == nil {
 			if stat, ok := info.Sys().(*syscall.Stat_t); ok {

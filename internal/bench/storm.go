@@ -49,7 +49,8 @@ func (b *bench) scaleStorm(ctx context.Context) (results []result, err error) {
 	}{
 		{"delays alone", policy, middleware.WithObserver()},
 		{
-			"Adaptive", backoff.Adaptive{Policy: policy, Health: health.Recent},
+			"Adaptive",
+			backoff.Adaptive{Policy: policy, Health: health.Recent},
 			middleware.WithObserver(health),
 		},
 		{"Brake", policy, middleware.WithBudget(brake)},

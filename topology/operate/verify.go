@@ -297,6 +297,33 @@ func (v *verifier) member(
 func (v *verifier) queue(
 	q audit.Member, found amqp.Queue, info management.Queue, shown bool,
 ) (err error) {
+	v.counts(q, found, info)
+	if q.Role == audit.RoleMain {
+		if err := v.main(q.Name); err != nil {
+			return err
+		}
+	}
+	compared := q.Arguments == nil // the user's own
+	if !compared && v.declares() {
+		own := topology.Queue(q.Queue)
+		own.Adopt = false // a conflict is a finding, not a log line
+		part := topology.Plan{Queues: []topology.Queue{own}}
+		if compared, err = v.compared("queue", q.Name, q.Adopt, part); err != nil {
+			return err
+		}
+	}
+	if shown {
+		v.settings(q, info, !compared)
+	}
+	if !compared && !shown && v.declares() {
+		v.warning(Unchecked, "queue", q.Name, "its arguments could not be compared, because the user "+
+			"may not declare it: grant the configure permission, or configure WithManagement")
+	}
+	return nil
+}
+
+// counts looks at the messages and the consumers of a queue.
+func (v *verifier) counts(q audit.Member, found amqp.Queue, info management.Queue) {
 	if q.Role == audit.RoleWait && found.Consumers > 0 {
 		v.critical(Consumed, "queue", q.Name, "is consumed, by %d: that takes messages before their "+
 			"wait is over; stop it", found.Consumers)
@@ -322,28 +349,6 @@ func (v *verifier) queue(
 			"by default) the queue pauses; millpond order list says which keys wait and which are blocked",
 			inLine)
 	}
-	if q.Role == audit.RoleMain {
-		if err := v.main(q.Name); err != nil {
-			return err
-		}
-	}
-	compared := q.Arguments == nil // the user's own
-	if !compared && v.declares() {
-		own := topology.Queue(q.Queue)
-		own.Adopt = false // a conflict is a finding, not a log line
-		part := topology.Plan{Queues: []topology.Queue{own}}
-		if compared, err = v.compared("queue", q.Name, q.Adopt, part); err != nil {
-			return err
-		}
-	}
-	if shown {
-		v.settings(q, info, !compared)
-	}
-	if !compared && !shown && v.declares() {
-		v.warning(Unchecked, "queue", q.Name, "its arguments could not be compared, because the user "+
-			"may not declare it: grant the configure permission, or configure WithManagement")
-	}
-	return nil
 }
 
 const (

@@ -290,8 +290,8 @@ func TestMissingPermissionsAreFound(t *testing.T) {
 	})
 }
 
-// A node with a consumer timeout of a minute, small frames, and settings of dead-lettering like those
-// of docs/broker-settings.md.
+// A node with a consumer timeout of a minute, small frames, and settings of dead-lettering like
+// those of docs/broker-settings.md.
 func TestPlantedSettingsOfANodeAreFound(t *testing.T) {
 	t.Parallel()
 	node, api := testbroker.Managed(t, `{consumer_timeout, 60000}, {channel_tick_interval, 1000},
