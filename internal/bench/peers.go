@@ -30,8 +30,10 @@ type peer struct {
 	// fill enqueues jobs, each batch when the sequence yields it.
 	fill func(ctx context.Context, url string, batches iter.Seq2[int, int]) error
 	// work begins to handle jobs, until the process ends.
-	work func(ctx context.Context, url string, atOnce int, handle func(job int) error) error
+	work workFunc
 }
+
+type workFunc func(ctx context.Context, url string, atOnce int, handle func(job int) error) error
 
 // peers measures how other systems do the same work: first with a backlog, then few jobs at a time,
 // and at last while a worker is killed.
@@ -79,13 +81,11 @@ func batches(jobs, size int, pause time.Duration) iter.Seq2[int, int] {
 // backlog measures a worker that finds all jobs in the queue.
 func backlog(atOnce int) func(context.Context, peer, *peerServer) (values, error) {
 	return func(ctx context.Context, p peer, s *peerServer) (values, error) {
-		all := values{}
+		all, err := values{}, error(nil)
 		for _, percent := range []int{0, 10, 100} {
-			if err := p.emptied(ctx, s, atOnce, percent, all); err != nil {
-				return nil, fmt.Errorf("%d %%: %w", percent, err)
-			}
+			err = errors.Join(err, p.emptied(ctx, s, atOnce, percent, all))
 		}
-		return all, nil
+		return all, err
 	}
 }
 
@@ -99,7 +99,7 @@ func (p peer) emptied(ctx context.Context, s *peerServer, atOnce, percent int, i
 	}
 	defer w.end()
 	client, server := processorTime(w.pid()), processorTime(s.processes()...)
-	var j journal
+	j := journal{failed: map[int]time.Time{}, done: map[int]time.Time{}}
 	if err := j.read(w, peerJobs); err != nil {
 		return err
 	}
@@ -122,14 +122,13 @@ func trickle(ctx context.Context, p peer, s *peerServer) (values, error) {
 	defer w.end()
 	filled := make(chan error, 1)
 	go func() { filled <- p.fill(ctx, s.url, batches(lateMessages, 1, latePause)) }()
-	var j journal
+	j := journal{failed: map[int]time.Time{}, done: map[int]time.Time{}}
 	if err := errors.Join(j.read(w, lateMessages), <-filled); err != nil {
 		return nil, err
 	}
 	var lates []float64
 	for job, failed := range j.failed {
-		late := j.done[job].Sub(failed) - peerDelay
-		lates = append(lates, float64(late.Microseconds())/1000)
+		lates = append(lates, (j.done[job].Sub(failed)-peerDelay).Seconds()*1000)
 	}
 	slices.Sort(lates)
 	return values{p50: lates[len(lates)/2], p99: lates[len(lates)*99/100]}, nil
@@ -140,7 +139,7 @@ func killed(ctx context.Context, p peer, s *peerServer) (values, error) {
 	if err := p.fill(ctx, s.url, batches(peerJobs, 500, 0)); err != nil {
 		return nil, err
 	}
-	var j journal
+	j := journal{failed: map[int]time.Time{}, done: map[int]time.Time{}}
 	first, err := p.worker(ctx, s, 64, 10)
 	if err != nil {
 		return nil, err
@@ -183,11 +182,7 @@ func (w *worker) end() {
 
 // worker starts a worker and returns when it works.
 func (p peer) worker(ctx context.Context, s *peerServer, atOnce, percent int) (*worker, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	cmd := exec.CommandContext(ctx, self, "-peer", p.name, s.url, strconv.Itoa(atOnce),
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", "-peer", p.name, s.url, strconv.Itoa(atOnce),
 		strconv.Itoa(percent))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
@@ -250,9 +245,6 @@ type journal struct {
 
 // read reads until n jobs are done, or the worker has ended, or has no news for a while.
 func (j *journal) read(w *worker, n int) error {
-	if j.done == nil {
-		j.failed, j.done = map[int]time.Time{}, map[int]time.Time{}
-	}
 	silent := time.AfterFunc(peerPatience, w.kill)
 	defer silent.Stop()
 	for len(j.done) < n && w.news.Scan() {

@@ -24,6 +24,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivermigrate"
+	"github.com/riverqueue/river/rivertype"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/millpond-go/millpond/backoff"
@@ -83,11 +84,9 @@ func fillRabbit(_ context.Context, url string, batches iter.Seq2[int, int]) erro
 	return err
 }
 
-func workMillpond(
-	kind topology.QueueType,
-) func(context.Context, string, int, func(int) error) error {
+func workMillpond(kind topology.QueueType) workFunc {
+	args := amqp.Table{"x-queue-type": string(kind)}
 	return func(ctx context.Context, url string, atOnce int, handle func(int) error) error {
-		args := amqp.Table{"x-queue-type": string(kind)}
 		_, err := serveMillpondOn(ctx, url, topology.PerQueue{Type: kind}, args, peerPolicy, work{
 			queue: peerQueue, inFlight: atOnce, prefetch: 2 * atOnce, settled: func([]byte) {},
 			handle: func(body []byte) error { return handle(number(body)) },
@@ -106,14 +105,11 @@ func postgres(ctx context.Context, _ *bench) (*peerServer, error) {
 	if _, err := pool.Exec(ctx, "DROP SCHEMA public CASCADE; CREATE SCHEMA public"); err != nil {
 		return nil, fmt.Errorf("PostgreSQL, which make bench-peers starts: %w", err)
 	}
-	var session, server int
-	row := pool.QueryRow(ctx, "SELECT pg_backend_pid() WHERE current_setting('fsync') = 'on'")
-	if err := row.Scan(&session); err != nil {
+	var server int
+	if err := pool.QueryRow(ctx, `SELECT split_part(pg_read_file('postmaster.pid'), E'\n', 1)::int
+		WHERE current_setting('fsync') = 'on'`).Scan(&server); err != nil {
 		return nil, fmt.Errorf("PostgreSQL must run with fsync: %w", err)
 	}
-	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", session))
-	_, after, _ := strings.Cut(string(stat), ") ")
-	_, _ = fmt.Sscan(after, new(string), &server) // the parent of the session
 	migrator, err := rivermigrate.New(riverpgxv5.New(pool), nil)
 	if err != nil {
 		return nil, err
@@ -130,16 +126,9 @@ type riverJob struct {
 
 func (riverJob) Kind() string { return peerQueue }
 
-type riverWorker struct {
-	river.WorkerDefaults[riverJob]
-	handle func(int) error
-}
+type riverDelay struct{}
 
-func (w *riverWorker) Work(_ context.Context, j *river.Job[riverJob]) error {
-	return w.handle(number(j.Args.Body))
-}
-
-func (*riverWorker) NextRetry(*river.Job[riverJob]) time.Time { return time.Now().Add(peerDelay) }
+func (riverDelay) NextRetry(*rivertype.JobRow) time.Time { return time.Now().Add(peerDelay) }
 
 func openRiver(ctx context.Context, cfg river.Config) (*river.Client[pgx.Tx], error) {
 	pool, err := pgxpool.New(ctx, "")
@@ -172,9 +161,11 @@ func fillRiver(ctx context.Context, _ string, batches iter.Seq2[int, int]) error
 // fetches of at most atOnce jobs.
 func workRiver(ctx context.Context, _ string, atOnce int, handle func(int) error) error {
 	workers := river.NewWorkers()
-	river.AddWorker(workers, &riverWorker{handle: handle})
+	river.AddWorker(workers, river.WorkFunc(func(_ context.Context, j *river.Job[riverJob]) error {
+		return handle(number(j.Args.Body))
+	}))
 	client, err := openRiver(ctx, river.Config{
-		Workers:       workers,
+		Workers: workers, RetryPolicy: riverDelay{},
 		Queues:        map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: atOnce}},
 		FetchCooldown: time.Millisecond, FetchPollInterval: 20 * time.Millisecond,
 	})
@@ -277,12 +268,8 @@ func redis(fsync string) func(context.Context, *bench) (*peerServer, error) {
 	}
 }
 
-func onSocket(path string) asynq.RedisClientOpt {
-	return asynq.RedisClientOpt{Network: "unix", Addr: path}
-}
-
 func fillAsynq(ctx context.Context, url string, batches iter.Seq2[int, int]) error {
-	client := asynq.NewClient(onSocket(url))
+	client := asynq.NewClient(asynq.RedisClientOpt{Network: "unix", Addr: url})
 	defer func() { _ = client.Close() }()
 	var tasks errgroup.Group
 	tasks.SetLimit(64)
@@ -299,7 +286,7 @@ func fillAsynq(ctx context.Context, url string, batches iter.Seq2[int, int]) err
 }
 
 func workAsynq(_ context.Context, url string, atOnce int, handle func(int) error) error {
-	server := asynq.NewServer(onSocket(url), asynq.Config{
+	server := asynq.NewServer(asynq.RedisClientOpt{Network: "unix", Addr: url}, asynq.Config{
 		Concurrency: atOnce, LogLevel: asynq.FatalLevel,
 		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return peerDelay },
 	})
