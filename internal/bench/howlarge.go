@@ -15,6 +15,11 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
+const (
+	wait  = "one wait queue"
+	works = "s until it works"
+)
+
 // retried is the load of a copy that waits after its second failure: its headers have 400 bytes.
 var retried = load{bytes: 1024, headers: 10}
 
@@ -40,7 +45,7 @@ func crash(ctx context.Context, c *testbroker.Cluster, queue string) (values, er
 		}
 		if err == nil {
 			return values{
-				"s until AMQP answers": answered, "s until it works": time.Since(begun).Seconds(),
+				"s until AMQP answers": answered, works: time.Since(begun).Seconds(),
 			}, nil
 		}
 		if time.Since(begun) > 4*patience {
@@ -96,13 +101,13 @@ func (b *bench) scaleRecovery(ctx context.Context) (results []result, err error)
 				return err
 			}
 			there = n
-			mib, disk := memory("status", "VmRSS:", own.node.Pid()), onDisk(own.node.Folder())
+			used, disk := memory("status", "VmRSS:", own.node.Pid()), onDisk(own.node.Folder())
 			measured, err := crash(ctx, c, queue)
 			if err != nil {
 				return err
 			}
-			measured["broker MiB"], measured["disk MiB"] = mib, disk
-			results = b.add(results, "recovery", n, "one wait queue", measured)
+			measured[mib], measured["disk MiB"] = used, disk
+			results = b.add(results, "recovery", n, wait, measured)
 		}
 		return nil
 	})
@@ -138,14 +143,14 @@ func (b *bench) scaleQueues(ctx context.Context) (results []result, err error) {
 					each := time.Since(begun).Seconds() * 1000 / float64(n-there)
 					there = n
 					time.Sleep(5 * time.Second) // what the declarations left is done
-					mib, used := memory("status", "VmRSS:", own.node.Pid()), processorTime(own.node.Pid())
+					resident, used := memory("status", "VmRSS:", own.node.Pid()), processorTime(own.node.Pid())
 					time.Sleep(5 * time.Second)
 					idle := (processorTime(own.node.Pid()) - used).Seconds() / 5
 					measured, err := crash(ctx, c, fmt.Sprint("idle-", n-1))
 					if err != nil {
 						return err
 					}
-					measured["ms to declare one"], measured["broker MiB"] = each, mib
+					measured["ms to declare one"], measured[mib] = each, resident
 					measured["% of a processor, idle"] = 100 * idle
 					results = b.add(results, "queues", n, kind, measured)
 				}

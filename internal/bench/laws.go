@@ -7,22 +7,22 @@ type law struct {
 	about                string
 	group, entry, metric string
 	perItem              bool    // the figure is a rate: its inverse, times x, grows
-	at                   float64 // a size beyond the measured ones that the page names
+	at                   float64 // the size that about names
 }
 
 var laws = []law{
-	{"s until a wait queue works again", "recovery", "one wait queue", "s until it works", false, 1e7},
-	{"MiB of memory, waiting messages", "recovery", "one wait queue", "broker MiB", false, 1e7},
-	{"MiB on disk, waiting messages", "recovery", "one wait queue", "disk MiB", false, 1e7},
-	{"s to return, prefetch 32", "expiring", "prefetch 32", rate, true, 1e6},
-	{"s to return, prefetch 128", "expiring", "prefetch 128", rate, true, 1e6},
-	{"MiB of memory, idle quorum queues", "queues", "quorum", "broker MiB", false, 1e4},
-	{"MiB of memory, idle classic queues", "queues", "classic", "broker MiB", false, 1e4},
-	{"s to restart, idle quorum queues", "queues", "quorum", "s until it works", false, 1e4},
-	{"s to restart, idle classic queues", "queues", "classic", "s until it works", false, 1e4},
-	{"s to start, handlers, PerQueue", "handlers", "PerQueue", seconds + " to start", false, 3000},
-	{"s to start, handlers, Shared", "handlers", "Shared", seconds + " to start", false, 3000},
-	{"s to start, handlers, Levels", "handlers", "Levels", seconds + " to start", false, 3000},
+	{"s until a wait queue works again; 10 million", "recovery", wait, works, false, 1e7},
+	{"MiB of memory; 10 million wait", "recovery", wait, mib, false, 1e7},
+	{"MiB on disk; 10 million wait", "recovery", wait, "disk MiB", false, 1e7},
+	{"s to return at once, prefetch 32; a million", "expiring", "prefetch 32", rate, true, 1e6},
+	{"s to return at once, prefetch 128; a million", "expiring", "prefetch 128", rate, true, 1e6},
+	{"MiB of memory; 5000 quorum queues", "queues", "quorum", mib, false, 5000},
+	{"MiB of memory; 5000 classic queues", "queues", "classic", mib, false, 5000},
+	{"s to restart; 5000 quorum queues", "queues", "quorum", works, false, 5000},
+	{"s to restart; 5000 classic queues", "queues", "classic", works, false, 5000},
+	{"s to start first, PerQueue; 2000 handlers", "handlers", "PerQueue", starts, false, 2000},
+	{"s to start first, Shared; 2000 handlers", "handlers", "Shared", starts, false, 2000},
+	{"s to start first, Levels; 2000 handlers", "handlers", "Levels", starts, false, 2000},
 }
 
 // ofLaws fits the laws to what was measured. A law whose figures are missing is left out.
@@ -44,8 +44,8 @@ func (r run) ofLaws() (results []result) {
 		}
 		fixed, each, worst := fit(xs, ys)
 		for metric, value := range map[string]float64{
-			"fixed": fixed, "for 1000": 1000 * each, "worst residual, %": 100 * worst,
-			"sizes": float64(len(xs)), "then at": l.at, "it is": fixed + each*l.at,
+			"fixed": fixed, "for 1000": 1000 * each, "so it is": fixed + each*l.at,
+			"worst residual, %": 100 * worst,
 		} {
 			results = append(results, result{
 				Group: "laws", Entry: l.about, Metric: metric, Samples: []float64{value},

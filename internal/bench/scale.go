@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	seconds = "seconds"
-	mib     = "broker MiB"
+	starts = "seconds to start"
+	mib    = "broker MiB"
 )
 
 // bothHands are the contenders of a scale.
@@ -136,6 +136,6 @@ func (b *bench) handlers(
 	if err != nil {
 		return nil, err
 	}
-	measured = values{seconds + " to start": time.Since(begun).Seconds()}
+	measured = values{starts: time.Since(begun).Seconds()}
 	return measured, errors.Join(stop(), b.broker.delete(declared...))
 }
