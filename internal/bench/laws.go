@@ -2,6 +2,8 @@ package main
 
 import "math"
 
+const residual = "worst residual, %"
+
 // law says how a figure grows: fixed + each × x.
 type law struct {
 	about                string
@@ -45,7 +47,7 @@ func (r run) ofLaws() (results []result) {
 		fixed, each, worst := fit(xs, ys)
 		for metric, value := range map[string]float64{
 			"fixed": fixed, "for 1000": 1000 * each, "so it is": fixed + each*l.at,
-			"worst residual, %": 100 * worst,
+			residual: 100 * worst,
 		} {
 			results = append(results, result{
 				Group: "laws", Entry: l.about, Metric: metric, Samples: []float64{value},

@@ -21,6 +21,7 @@ const (
 	peerJobs     = 10_000
 	peerDelay    = 2 * time.Second
 	peerPatience = 90 * time.Second
+	wholeRetry   = "a retry: µs"
 )
 
 // peer is a system that tries jobs again. Each turn begins with an empty server.
@@ -84,6 +85,9 @@ func backlog(atOnce int) func(context.Context, peer, *peerServer) (values, error
 		all, err := values{}, error(nil)
 		for _, percent := range []int{0, 10, 100} {
 			err = errors.Join(err, p.emptied(ctx, s, atOnce, percent, all))
+		}
+		for _, side := range []string{"client µs", "server µs"} {
+			all[wholeRetry] += all["100 %: "+side] - all["0 %: "+side]
 		}
 		return all, err
 	}
