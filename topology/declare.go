@@ -113,44 +113,50 @@ func withoutPlugin(delaying []string, err error) error {
 const sideBySide = 4
 
 // declareAtOnce declares a plan without waiting for each answer: Levels has some 160 parts. Its
-// error is the error of one part for each channel, and ends the channel.
+// error is the first error of each channel, and ends the channel.
 func declareAtOnce(ctx context.Context, run channelRunner, plan Plan) error {
 	ctx, cancel := context.WithTimeout(ctx, atOnceTimeout)
 	defer cancel()
-	on := func(declare func(*amqp.Channel) error) error {
-		return run(ctx, func(ch *amqp.Channel) error {
-			if err := declare(ch); err != nil {
-				return err
-			}
-			return ch.Qos(1, 0, false) // answered after all the others are done
-		})
+	queues := func(ch *amqp.Channel, from int) (err error) {
+		for n := from; n < len(plan.Queues) && err == nil; n += sideBySide {
+			q := plan.Queues[n]
+			_, err = ch.QueueDeclare(q.Name, true, false, false, true, q.Arguments)
+		}
+		return err
 	}
-	var lanes sync.WaitGroup
-	failed := make([]error, min(sideBySide, len(plan.Queues)))
-	for i := range failed {
-		lanes.Go(func() {
-			failed[i] = on(func(ch *amqp.Channel) (err error) {
-				for n := i; n < len(plan.Queues) && err == nil; n += sideBySide {
-					q := plan.Queues[n]
-					_, err = ch.QueueDeclare(q.Name, true, false, false, true, q.Arguments)
+	answered := func(ch *amqp.Channel) error { return ch.Qos(1, 0, false) } // after all before it
+
+	var others sync.WaitGroup
+	failed := make([]error, sideBySide)
+	for i := 1; i < min(sideBySide, len(plan.Queues)); i++ {
+		others.Go(func() {
+			failed[i] = run(ctx, func(ch *amqp.Channel) error {
+				if err := queues(ch, i); err != nil {
+					return err
 				}
-				return err
+				return answered(ch)
 			})
 		})
 	}
-	lanes.Wait()
-	if err := errors.Join(failed...); err != nil || len(plan.Exchanges)+len(plan.Bindings) == 0 {
-		return err
-	}
-	return on(func(ch *amqp.Channel) (err error) {
-		for i := 0; i < len(plan.Exchanges) && err == nil; i++ {
-			err = plan.Exchanges[i].declare(ch, true)
+	failed[0] = run(ctx, func(ch *amqp.Channel) error {
+		for _, e := range plan.Exchanges {
+			if err := e.declare(ch, true); err != nil {
+				return err
+			}
 		}
-		for i := 0; i < len(plan.Bindings) && err == nil; i++ {
-			err = plan.Bindings[i].declare(ch, true)
+		if err := queues(ch, 0); err != nil {
+			return err
 		}
-		return err
+		others.Wait() // for the queues that are bound
+		for _, b := range plan.Bindings {
+			if err := b.declare(ch, true); err != nil {
+				return err
+			}
+		}
+		return answered(ch)
 	})
+	others.Wait()
+	return errors.Join(failed...)
 }
 
 // missing names the exchanges and queues of the plan, its own queue included, that do not exist.

@@ -179,6 +179,25 @@ func (b *broker) declareMany(from, to int, args amqp.Table) error {
 	return errors.Join(failed...)
 }
 
+// scaleNodes lets messages fail on one node, and on three whose quorum queues have three members.
+// The processor time is that of the leader's node.
+func (b *bench) scaleNodes(ctx context.Context) ([]result, error) {
+	return scale([]int{1, 3}, func(n int) ([]result, error) {
+		c, err := testbroker.StartCluster(ctx, n)
+		if err != nil {
+			return nil, err
+		}
+		conn, err := amqp.Dial(c.Node(0).URL())
+		if err != nil {
+			return nil, errors.Join(err, c.Close())
+		}
+		on := *b
+		on.broker = &broker{node: c.Node(0), conn: conn}
+		results, err := on.failingWith(ctx, "nodes", float64(n), 8, usual, bothHands)
+		return results, errors.Join(err, conn.Close(), c.Close())
+	})
+}
+
 // workerPrefetches are values of dead_letter_worker_consumer_prefetch: the default, and the one
 // that broker-settings.md recommends.
 var workerPrefetches = []int{32, 128}

@@ -68,6 +68,7 @@ var (
 		{"waiting", (*bench).scaleWaiting},
 		{"handlers", (*bench).scaleHandlers},
 		{"expiring", (*bench).scaleExpiring},
+		{"nodes", (*bench).scaleNodes},
 		{"queues", (*bench).scaleQueues},
 		{"recovery", (*bench).scaleRecovery},
 		{"storm", (*bench).scaleStorm},
