@@ -205,7 +205,7 @@ var workerPrefetches = []int{32, 128}
 // scaleExpiring measures how fast messages return that expire at once.
 func (b *bench) scaleExpiring(ctx context.Context) ([]result, error) {
 	return scale([]int{30_000, 60_000, 100_000, 200_000}, func(n int) ([]result, error) {
-		c := contest{group: "expiring", x: float64(n), rounds: b.rounds}
+		c := contest{group: "expiring", x: float64(n), rounds: max(b.rounds, 90_000/n)}
 		for _, prefetch := range workerPrefetches {
 			c.entries = append(c.entries, entry{
 				fmt.Sprint("prefetch ", prefetch),
