@@ -229,7 +229,7 @@ func TestSizingComputes(t *testing.T) {
 		require.NoError(t, err, line)
 		require.InEpsilon(t, want, got, 0.02, line)
 	}
-	require.GreaterOrEqual(t, rows, 15)
+	require.Equal(t, 10, rows)
 }
 
 // answer is a number whose thousands are apart.
