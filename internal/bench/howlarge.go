@@ -34,8 +34,14 @@ func crash(ctx context.Context, c *testbroker.Cluster, queue string) (values, er
 		return nil, err
 	}
 	answered := time.Since(begun).Seconds()
+	took, err := untilItWorks(c.Node(0), queue, begun)
+	return values{"s until AMQP answers": answered, works: took}, err
+}
+
+// untilItWorks returns the seconds until a node confirms a message for the queue.
+func untilItWorks(on *testbroker.Node, queue string, begun time.Time) (float64, error) {
 	for {
-		conn, err := amqp.Dial(c.Node(0).URL())
+		conn, err := amqp.Dial(on.URL())
 		if err == nil {
 			// A message that comes before the queue is ready may never be confirmed.
 			limit := time.AfterFunc(250*time.Millisecond, func() { _ = conn.Close() })
@@ -44,12 +50,10 @@ func crash(ctx context.Context, c *testbroker.Cluster, queue string) (values, er
 			_ = conn.Close()
 		}
 		if err == nil {
-			return values{
-				"s until AMQP answers": answered, works: time.Since(begun).Seconds(),
-			}, nil
+			return time.Since(begun).Seconds(), nil
 		}
 		if time.Since(begun) > 4*patience {
-			return nil, fmt.Errorf("%s does not work after a restart: %w", queue, err)
+			return 0, fmt.Errorf("%s does not work after a restart: %w", queue, err)
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
@@ -180,7 +184,8 @@ func (b *broker) declareMany(from, to int, args amqp.Table) error {
 }
 
 // scaleNodes lets messages fail on one node, and on three whose quorum queues have three members.
-// The processor time is that of the leader's node.
+// The processor time is that of the leader's node. At the end of three nodes the leader of a full
+// wait queue is killed.
 func (b *bench) scaleNodes(ctx context.Context) ([]result, error) {
 	return scale([]int{1, 3}, func(n int) ([]result, error) {
 		c, err := testbroker.StartCluster(ctx, n)
@@ -194,7 +199,16 @@ func (b *bench) scaleNodes(ctx context.Context) ([]result, error) {
 		on := *b
 		on.broker = &broker{node: c.Node(0), conn: conn}
 		results, err := on.failingWith(ctx, "nodes", float64(n), 8, usual, bothHands)
-		return results, errors.Join(err, conn.Close(), c.Close())
+		if err == nil && n > 1 {
+			err = errors.Join(on.broker.declareWait(wait, wait+".none", time.Hour),
+				on.broker.fill(wait, 0, 500_000, retried), c.Kill(0))
+			begun := time.Now()
+			took, failed := untilItWorks(c.Node(1), wait, begun)
+			err = errors.Join(err, failed)
+			results = b.add(results, "nodes", n, wait, values{"s without its leader": took})
+		}
+		_ = conn.Close()
+		return results, errors.Join(err, c.Close())
 	})
 }
 

@@ -46,7 +46,7 @@ func (r run) ofLaws() (results []result) {
 		}
 		fixed, each, worst := fit(xs, ys)
 		for metric, value := range map[string]float64{
-			"fixed": fixed, "for 1000": 1000 * each, "so it is": fixed + each*l.at,
+			"fixed": fixed, "for 1000": 1000 * each, "named size": fixed + each*l.at,
 			residual: 100 * worst,
 		} {
 			results = append(results, result{
