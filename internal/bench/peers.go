@@ -44,8 +44,10 @@ func (b *bench) peers(ctx context.Context) (results []result, err error) {
 		rounds int
 		turn   func(context.Context, peer, *peerServer) (values, error)
 	}{
-		{"peers, 64 at once", b.rounds, backlog(64)}, {"peers, 8 at once", b.rounds, backlog(8)},
-		{"peers, no backlog", b.rounds, trickle}, {"peers, kill -9", 1, killed},
+		{"peers, 64 at once", b.rounds, backlog(64)},
+		{"peers, 8 at once", b.rounds, backlog(8)},
+		{"peers, no backlog", b.rounds, trickle},
+		{"peers, kill -9", 1, killed},
 	} {
 		held := contest{group: c.group, rounds: c.rounds}
 		for _, p := range allPeers {
@@ -187,10 +189,7 @@ func (p peer) worker(ctx context.Context, s *peerServer, atOnce, percent int) (*
 		strconv.Itoa(percent))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	if err := cmd.Start(); err != nil {
+	if err = errors.Join(err, cmd.Start()); err != nil {
 		return nil, err
 	}
 	w := &worker{cmd, bufio.NewScanner(out)}
