@@ -7,7 +7,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -30,7 +29,7 @@ const atOnceTimeout = 20 * time.Second
 // one with other arguments is a *ConflictError, unless it is a queue that the plan may adopt, which
 // is logged. The plan's own queue is the user's and is not declared; a binding to it needs it to
 // exist. run calls its function with a new channel, because an error of the broker closes the
-// channel that it happens on. Up to four goroutines call run at once.
+// channel that it happens on.
 func (p Plan) Declare(
 	ctx context.Context, run func(context.Context, func(*amqp.Channel) error) error,
 	logger watermill.LoggerAdapter,
@@ -108,55 +107,29 @@ func withoutPlugin(delaying []string, err error) error {
 		strings.Join(delaying, ", "), delayedKind, err)
 }
 
-// sideBySide is the number of channels that declare the queues of a plan. A quorum queue takes
-// 13 ms on one channel, and 5 ms on four.
-const sideBySide = 4
-
 // declareAtOnce declares a plan without waiting for each answer: Levels has some 160 parts. Its
-// error is the first error of each channel, and ends the channel.
+// error is the error of one part, and ends the channel.
 func declareAtOnce(ctx context.Context, run channelRunner, plan Plan) error {
 	ctx, cancel := context.WithTimeout(ctx, atOnceTimeout)
 	defer cancel()
-	queues := func(ch *amqp.Channel, from int) (err error) {
-		for n := from; n < len(plan.Queues) && err == nil; n += sideBySide {
-			q := plan.Queues[n]
-			_, err = ch.QueueDeclare(q.Name, true, false, false, true, q.Arguments)
-		}
-		return err
-	}
-	answered := func(ch *amqp.Channel) error { return ch.Qos(1, 0, false) } // after all before it
-
-	var others sync.WaitGroup
-	failed := make([]error, sideBySide)
-	for i := 1; i < min(sideBySide, len(plan.Queues)); i++ {
-		others.Go(func() {
-			failed[i] = run(ctx, func(ch *amqp.Channel) error {
-				if err := queues(ch, i); err != nil {
-					return err
-				}
-				return answered(ch)
-			})
-		})
-	}
-	failed[0] = run(ctx, func(ch *amqp.Channel) error {
+	return run(ctx, func(ch *amqp.Channel) error {
 		for _, e := range plan.Exchanges {
 			if err := e.declare(ch, true); err != nil {
 				return err
 			}
 		}
-		if err := queues(ch, 0); err != nil {
-			return err
+		for _, q := range plan.Queues {
+			if _, err := ch.QueueDeclare(q.Name, true, false, false, true, q.Arguments); err != nil {
+				return err
+			}
 		}
-		others.Wait() // for the queues that are bound
 		for _, b := range plan.Bindings {
 			if err := b.declare(ch, true); err != nil {
 				return err
 			}
 		}
-		return answered(ch)
+		return ch.Qos(1, 0, false) // answered after all the others are done
 	})
-	others.Wait()
-	return errors.Join(failed...)
 }
 
 // missing names the exchanges and queues of the plan, its own queue included, that do not exist.

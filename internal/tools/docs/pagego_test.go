@@ -229,7 +229,7 @@ func TestSizingComputes(t *testing.T) {
 		require.NoError(t, err, line)
 		require.InEpsilon(t, want, got, 0.02, line)
 	}
-	require.Equal(t, 10, rows)
+	require.Equal(t, 9, rows)
 }
 
 // answer is a number whose thousands are apart.
