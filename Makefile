@@ -118,11 +118,18 @@ bench: ## measure the library beside what a user would pick instead, in one run;
 	@$(GO) build -o bin/bench ./internal/bench
 	@MILLPOND_BROKER='$(BROKER)' ./bin/bench -out bin/contests.json $(ARGS)
 
-bench-scale: ## measure how figures grow; takes a quarter of an hour, and some GiB of memory
+bench-scale: ## measure how figures grow; takes an hour, and some GiB of memory and disk
 	@$(MAKE) --no-print-directory bench ARGS="-scale -rounds 3 -out bin/scale.json $(ARGS)"
 
-bench-docs: ## fill the tables of docs/notes/performance.md from what bench and bench-scale have left in bin
-	@$(GO) run ./internal/bench -fill docs/notes/performance.md $(wildcard bin/contests.json bin/scale.json)
+bench-peers: ## measure other systems that try jobs again, beside the library; installs PostgreSQL and Redis
+	@$(INSTALL) broker postgres redis
+	@$(GO) build -o bin/bench ./internal/bench
+	@MILLPOND_BROKER='$(BROKER)' pg_virtualenv -t -o fsync=on \
+		./bin/bench -peers -rounds 1 -out bin/peers.json $(ARGS)
+
+bench-docs: ## fill the tables of performance.md and sizing.md from what the other targets have left in bin
+	@for page in docs/notes/performance.md docs/sizing.md; do \
+		$(GO) run ./internal/bench -fill $$page $(wildcard bin/contests.json bin/scale.json bin/peers.json); done
 
 bench-go: ## run the benchmarks of go test on a real RabbitMQ; installs what is missing
 	@$(INSTALL) broker

@@ -102,7 +102,29 @@ func aims() []aim {
 			most: 1.4,
 		})
 	}
+	for _, n := range []int{30_000, 200_000} {
+		list = append(list, aim{
+			about: fmt.Sprintf("%d messages return at once, worker prefetch 128, by 32", n),
+			group: "expiring", x: float64(n), metric: rate, entry: "prefetch 128", by: "prefetch 32",
+			least: 1.3,
+		})
+	}
+	for _, strategy := range []string{"PerQueue", "Shared", "Levels"} {
+		list = append(list, aim{
+			about: "first start of 1000 handlers, " + strategy, group: "handlers", x: 1000, metric: starts,
+			entry: strategy, most: 16,
+		})
+	}
+	for _, l := range laws {
+		list = append(list, aim{
+			about: "residual of the law: " + l.about, group: "laws", metric: residual, entry: l.about,
+			most: 15,
+		})
+	}
 	return append(list, aim{
+		about: "a whole retry, 64 at once, by river", group: "peers, 64 at once", metric: wholeRetry,
+		entry: "millpond, quorum", by: "river", most: 1, beyond: 0.75,
+	}, aim{
 		about: "publish, 8 callers: processor time, client and broker, by raw", group: "publish", x: 8,
 		metric: microseconds, entry: millpond, by: raw, most: 1.05, beyond: 1,
 	}, aim{

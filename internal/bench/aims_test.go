@@ -2,6 +2,7 @@ package main
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -67,13 +68,30 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// Every aim belongs to a contest.
+// Every aim belongs to a contest, or to a law of one.
 func TestAimsAreOfContests(t *testing.T) {
 	t.Parallel()
+	groups := []string{}
+	for _, l := range laws {
+		groups = append(groups, l.group)
+	}
 	for _, a := range aims() {
-		_, err := chosen(slices.Concat(contests, scales), a.group)
-		require.NoError(t, err, a.about)
+		if group, _, _ := strings.Cut(a.group, ","); group != "laws" {
+			groups = append(groups, group)
+		}
+	}
+	for _, group := range groups {
+		_, err := chosen(slices.Concat(contests, scales, comparisons), group)
+		require.NoError(t, err)
 	}
 	_, err := chosen(contests, "nothing")
 	assert.ErrorContains(t, err, `there is no "nothing"`)
+}
+
+func TestFit(t *testing.T) {
+	t.Parallel()
+	fixed, each, worst := fit([]float64{1, 2, 4, 8}, []float64{12, 14, 18, 26})
+	require.InDeltaSlice(t, []float64{10, 2, 0}, []float64{fixed, each, worst}, 1e-9)
+	_, _, worst = fit([]float64{1, 2, 4, 8}, []float64{12, 14, 18, 52})
+	require.Greater(t, worst, 0.15)
 }

@@ -120,12 +120,14 @@ func number(body []byte) int { return int(binary.BigEndian.Uint64(body)) }
 // window bounds the messages that are published and not yet confirmed.
 const window = 1000
 
-// fill puts n messages into a queue and returns when all are confirmed. No client is faster.
-func (b *broker) fill(queue string, n int, l load) error {
+// fill puts n messages, numbered from first, into a queue and returns when all are confirmed. No
+// client is faster.
+func (b *broker) fill(queue string, first, n int, l load) error {
 	return b.do(func(ch *amqp.Channel) error {
 		var confirms []*amqp.DeferredConfirmation
 		for i := range n {
-			confirm, err := ch.PublishWithDeferredConfirm("", queue, true, false, l.numbered(i))
+			msg := l.numbered(first + i)
+			confirm, err := ch.PublishWithDeferredConfirm("", queue, true, false, msg)
 			if err != nil {
 				return err
 			}
@@ -146,29 +148,47 @@ func (b *broker) fill(queue string, n int, l load) error {
 // clockTick is USER_HZ, 100 on every Linux that Go knows.
 const clockTick = time.Second / 100
 
-// processorTime returns the processor time that the node has used so far.
-func (b *broker) processorTime() time.Duration {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", b.node.Pid()))
-	if err != nil {
-		return 0
-	}
-	// The name of the program, in parentheses, may hold anything.
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+// processorTime returns the processor time that processes, and their children that have ended, have
+// used so far.
+func processorTime(pids ...int) time.Duration {
 	var ticks int64
-	for _, field := range fields[11:13] { // utime and stime
-		n, _ := strconv.ParseInt(field, 10, 64)
-		ticks += n
+	for _, pid := range pids {
+		stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		// The name of the program, in parentheses, may hold anything.
+		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+		if len(fields) < 15 { // it has ended
+			continue
+		}
+		for _, field := range fields[11:15] { // utime, stime, cutime, cstime
+			n, _ := strconv.ParseInt(field, 10, 64)
+			ticks += n
+		}
 	}
 	return time.Duration(ticks) * clockTick
 }
 
-// memory returns the memory of the node in MiB.
-func (b *broker) memory() float64 {
-	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", b.node.Pid()))
-	_, after, _ := strings.Cut(string(status), "VmRSS:")
-	var kib float64
-	_, _ = fmt.Sscan(after, &kib)
-	return kib / 1024
+// memory returns a field of a file of processes under /proc, in MiB.
+func memory(file, field string, pids ...int) (mib float64) {
+	for _, pid := range pids {
+		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
+		_, after, _ := strings.Cut(string(text), field)
+		var kib float64
+		_, _ = fmt.Sscan(after, &kib)
+		mib += kib / 1024
+	}
+	return mib
+}
+
+// children returns processes with all that descend from them.
+func children(pids ...int) []int {
+	for i := 0; i < len(pids); i++ {
+		list, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pids[i], pids[i]))
+		for field := range strings.FieldsSeq(string(list)) {
+			pid, _ := strconv.Atoi(field)
+			pids = append(pids, pid)
+		}
+	}
+	return pids
 }
 
 // ownProcessorTime returns the processor time that this process has used so far.

@@ -56,8 +56,15 @@ var errFailed = errors.New("failed")
 
 // serveMillpond starts a service as the README shows it.
 func serveMillpond(ctx context.Context, b *broker, w work) (*service, error) {
-	strategy := topology.PerQueue{}
-	cfg, policy := consumerConfig(b.node.URL(), w.ahead()), backoff.List{w.delay}
+	return serveMillpondOn(ctx, b.node.URL(), topology.PerQueue{}, quorum, backoff.List{w.delay}, w)
+}
+
+func serveMillpondOn(
+	ctx context.Context, url string, strategy topology.Strategy, args amqp.Table,
+	policy backoff.List, w work,
+) (*service, error) {
+	cfg := consumerConfig(url, w.ahead())
+	cfg.Queue.Arguments = args
 	client, err := topology.Open(ctx, cfg.Connection, strategy,
 		topology.WithLogger(watermill.NopLogger{}))
 	if err != nil {

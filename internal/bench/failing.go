@@ -49,7 +49,7 @@ func (b *bench) newLane(ctx context.Context, start serveFunc, w work) (*lane, er
 func (l *lane) batch(ctx context.Context, n, settled int, of load) (values, error) {
 	l.gate.Lock()
 	l.left.Store(int64(settled))
-	err := l.bench.broker.fill(l.work.queue, n, of)
+	err := l.bench.broker.fill(l.work.queue, 0, n, of)
 	if err != nil {
 		l.gate.Unlock()
 		return nil, err

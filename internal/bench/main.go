@@ -62,10 +62,17 @@ var (
 		{"healthy", (*bench).healthy},
 		{"consuming", (*bench).consuming},
 	}
-	scales = []part{
+	comparisons = []part{{"peers", (*bench).peers}}
+	scales      = []part{
 		{"payload", (*bench).scalePayload},
 		{"waiting", (*bench).scaleWaiting},
 		{"handlers", (*bench).scaleHandlers},
+		{"expiring", (*bench).scaleExpiring},
+		{"nodes", (*bench).scaleNodes},
+		{"queues", (*bench).scaleQueues},
+		{"recovery", (*bench).scaleRecovery},
+		{"storm", (*bench).scaleStorm},
+		{"raft", (*bench).scaleRaft},
 	}
 )
 
@@ -84,8 +91,13 @@ func start(ctx context.Context, args []string, out io.Writer) (err error) {
 	profile := flags.String("cpuprofile", "",
 		"`file` for a CPU profile of this process, best with one contest and -entries millpond")
 	page := flags.String("fill", "", "`page` whose tables are filled from the files in the arguments")
+	peers := flags.Bool("peers", false, "measure other systems that try jobs again")
+	worker := flags.Bool("peer", false, "be a worker of one of them")
 	if err := flags.Parse(args); err != nil {
 		return err
+	}
+	if *worker {
+		return beWorker(ctx, flags.Args(), out)
 	}
 	if *page != "" {
 		return fill(*page, flags.Args())
@@ -93,6 +105,8 @@ func start(ctx context.Context, args []string, out io.Writer) (err error) {
 	parts := contests
 	if *scale {
 		parts = scales
+	} else if *peers {
+		parts = comparisons
 	}
 	if parts, err = chosen(parts, *only); err != nil {
 		return err
@@ -131,6 +145,7 @@ func start(ctx context.Context, args []string, out io.Writer) (err error) {
 			break
 		}
 	}
+	r.Results = append(r.Results, r.ofLaws()...)
 	r.print(out)
 	if *file != "" {
 		err = errors.Join(err, r.write(*file))

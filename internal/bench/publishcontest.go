@@ -97,7 +97,7 @@ func (b *bench) delivered(ctx context.Context) (*topology.Client, *message.Messa
 	}
 	messages, err := sub.Subscribe(context.WithoutCancel(ctx), queue)
 	if err == nil {
-		err = b.broker.fill(queue, 1, load{bytes: 1024, headers: 10})
+		err = b.broker.fill(queue, 0, 1, load{bytes: 1024, headers: 10})
 	}
 	if err != nil {
 		return nil, nil, errors.Join(err, client.Close())
@@ -169,12 +169,12 @@ func (b *bench) publishWith(ctx context.Context, callers int) ([]result, error) 
 
 // measured returns the rate and the processor time of f, which handles n messages.
 func (b *bench) measured(n int, f func() error) (values, error) {
-	client, broker, begun := ownProcessorTime(), b.broker.processorTime(), time.Now()
+	client, broker, begun := ownProcessorTime(), processorTime(b.broker.node.Pid()), time.Now()
 	if err := f(); err != nil {
 		return nil, err
 	}
 	took := time.Since(begun)
-	client, broker = ownProcessorTime()-client, b.broker.processorTime()-broker
+	client, broker = ownProcessorTime()-client, processorTime(b.broker.node.Pid())-broker
 	b.counted += took
 	each := func(cpu time.Duration) float64 { return float64(cpu.Microseconds()) / float64(n) }
 	return values{

@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	seconds = "seconds"
-	mib     = "broker MiB"
+	starts = "seconds to start"
+	mib    = "broker MiB"
 )
 
 // bothHands are the contenders of a scale.
@@ -52,13 +52,13 @@ func (b *bench) scaleWaiting(ctx context.Context) ([]result, error) {
 	}
 	there := 0
 	results, err := scale([]int{1000, 10_000, 100_000, 1_000_000}, func(n int) ([]result, error) {
-		if err := b.broker.fill(parked, n-there, usual); err != nil {
+		if err := b.broker.fill(parked, 0, n-there, usual); err != nil {
 			return nil, err
 		}
 		there = n
 		results := []result{{
 			Group: "waiting", X: float64(n), Entry: "broker", Metric: mib,
-			Samples: []float64{b.broker.memory()},
+			Samples: []float64{memory("status", "VmRSS:", b.broker.node.Pid())},
 		}}
 		late, err := b.late(ctx, n)
 		if err != nil {
@@ -136,6 +136,6 @@ func (b *bench) handlers(
 	if err != nil {
 		return nil, err
 	}
-	measured = values{seconds + " to start": time.Since(begun).Seconds()}
+	measured = values{starts: time.Since(begun).Seconds()}
 	return measured, errors.Join(stop(), b.broker.delete(declared...))
 }

@@ -297,25 +297,7 @@ func (v *verifier) member(
 func (v *verifier) queue(
 	q audit.Member, found amqp.Queue, info management.Queue, shown bool,
 ) (err error) {
-	if q.Role == audit.RoleWait && found.Consumers > 0 {
-		v.critical(Consumed, "queue", q.Name, "is consumed, by %d: that takes messages before their "+
-			"wait is over; stop it", found.Consumers)
-	}
-	if q.Role == audit.RoleStranded && found.Messages > 0 {
-		v.critical(Stranded, "queue", q.Name, "messages are stranded, of this or of other queues: %d "+
-			"whose wait is over and that found no way to their queue; millpond stranded list says for "+
-			"which queue and why", found.Messages)
-	}
-	if q.Role == audit.RoleLine && found.Consumers == 0 && found.Messages > lineTokens {
-		v.warning(Unconsumed, "queue", q.Name, "has %d messages and no consumer: they wait until a "+
-			"process of the service is up", found.Messages)
-	}
-	inLine := found.Messages + max(managementCount(info.Unacked).N, 0)
-	if q.Role == audit.RoleLine && inLine >= nearBound {
-		v.warning(Exposed, "queue", q.Name, "has %d messages: at the bound (MaxWaiting, 10000 "+
-			"by default) the queue pauses; millpond order list says which keys wait and which are blocked",
-			inLine)
-	}
+	v.counts(q, found, info)
 	if q.Role == audit.RoleMain {
 		if err := v.main(q.Name); err != nil {
 			return err
@@ -340,11 +322,42 @@ func (v *verifier) queue(
 	return nil
 }
 
+// counts looks at the messages and the consumers of a queue.
+func (v *verifier) counts(q audit.Member, found amqp.Queue, info management.Queue) {
+	if q.Role == audit.RoleWait && found.Consumers > 0 {
+		v.critical(Consumed, "queue", q.Name, "is consumed, by %d: that takes messages before their "+
+			"wait is over; stop it", found.Consumers)
+	}
+	quorum := q.Arguments["x-queue-type"] == audit.Quorum
+	if q.Role == audit.RoleWait && quorum && found.Messages >= manyWaiting {
+		v.warning(Exposed, "queue", q.Name, "has %d messages: those that are due at the same time "+
+			"return sooner with dead_letter_worker_consumer_prefetch = 128 in advanced.config; it is 32 by "+
+			"default, and cannot be seen from here", found.Messages)
+	}
+	if q.Role == audit.RoleStranded && found.Messages > 0 {
+		v.critical(Stranded, "queue", q.Name, "messages are stranded, of this or of other queues: %d "+
+			"whose wait is over and that found no way to their queue; millpond stranded list says for "+
+			"which queue and why", found.Messages)
+	}
+	if q.Role == audit.RoleLine && found.Consumers == 0 && found.Messages > lineTokens {
+		v.warning(Unconsumed, "queue", q.Name, "has %d messages and no consumer: they wait until a "+
+			"process of the service is up", found.Messages)
+	}
+	inLine := found.Messages + max(managementCount(info.Unacked).N, 0)
+	if q.Role == audit.RoleLine && inLine >= nearBound {
+		v.warning(Exposed, "queue", q.Name, "has %d messages: at the bound (MaxWaiting, 10000 "+
+			"by default) the queue pauses; millpond order list says which keys wait and which are blocked",
+			inLine)
+	}
+}
+
 const (
 	// lineTokens is how many messages of a line without a consumer may be tokens of its processes.
 	lineTokens = 8
 	// nearBound is the number of messages of a line from which it is near its default bound.
 	nearBound = 8000
+	// manyWaiting is the number of messages of a wait queue that need some seconds to return (F42).
+	manyWaiting = 30_000
 )
 
 // whileMissing says what happens to messages while a queue is missing, and what to do.

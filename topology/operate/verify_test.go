@@ -98,6 +98,23 @@ func TestVerifyNamesWhatIsMissingAndCountsTheRest(t *testing.T) {
 	})
 }
 
+// Given as many messages in a wait queue as need seconds to return, then Verify names the setting.
+func TestVerifyNamesTheSettingForManyThatWait(t *testing.T) {
+	t.Parallel()
+	url, queue, policy := testbroker.URL(t), testbroker.Queue(t), backoff.List{time.Hour}
+	rig.RemovePlan(t, url, topology.PerQueue{}, queue, policy)
+	rig.Provision(t, url, topology.PerQueue{}, queue, policy)
+	o, plan := opened(t, url, queue, topology.PerQueue{}, policy)
+	wait := plan.Queues[len(plan.WaitSteps)-1].Name
+	rig.Fill(t, url, wait, 29_999)
+	require.Empty(t, rig.BlindFindings(t, o, plan))
+	rig.Fill(t, url, wait, 1)
+	rig.WaitFor(t, "the warning", func() bool { // a queue counts a little late
+		found := rig.BlindFindings(t, o, plan)
+		return slices.Equal([]string{"warning exposed queue " + wait}, found)
+	})
+}
+
 func TestVerifyNamesTheFirstDifference(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)

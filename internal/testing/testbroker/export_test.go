@@ -5,8 +5,6 @@ func (n *Node) Pids() []int {
 	return []int{n.server.pid(), n.group.leader.pid(), n.group.watchdog.pid()}
 }
 
-func (n *Node) Folder() string { return n.layout.folder }
-
 // AMQPPort and EpmdPort replace the first port that is picked, once.
 func AMQPPort(port int) NodeOption { return firstPick(func(p *ports) { p.amqp = port }) }
 

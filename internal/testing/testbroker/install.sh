@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs what `make test` and `make demo` need and this machine lacks. Does nothing when nothing is missing.
 #
-#     sh install.sh [compiler] [broker] [prometheus] [postgres] [browser] [spin]
+#     sh install.sh [compiler] [broker] [prometheus] [postgres] [browser] [spin] [redis]
 #
 #     compiler   what `go test -race` links with
 #     broker     RabbitMQ: rabbitmq-server of this Debian or Ubuntu, or with BROKER=4.0 or 4.3 that version in a chroot
@@ -9,6 +9,7 @@
 #     postgres   PostgreSQL's server, for `make test-postgres`, unless PGHOST names one: package postgresql
 #     browser    Chromium for `make test-page`: package chromium; and axe-core of npm, in the user's cache
 #     spin       what `make model` searches with: package spin
+#     redis      a server that `make bench-peers` measures: package redis-server
 #
 # No service is started, and none that this script has installed stays enabled: tests start RabbitMQ and PostgreSQL themselves.
 set -eu
@@ -57,7 +58,7 @@ cannot() {
 }
 
 packages=
-compiler= broker= prometheus= postgres= chromium= axe_core= spin=
+compiler= broker= prometheus= postgres= chromium= axe_core= spin= redis=
 for what in "$@"; do
 	case $what in
 	compiler) has_compiler || compiler=missing ;;
@@ -75,11 +76,12 @@ for what in "$@"; do
 		has_axe || axe_core=missing
 		;;
 	spin) has spin || spin=missing ;;
-	*) fail "want compiler, broker, prometheus, postgres, browser or spin, not '$what'" ;;
+	redis) has redis-server || redis=missing ;;
+	*) fail "want compiler, broker, prometheus, postgres, browser, spin or redis, not '$what'" ;;
 	esac
 done
 
-if [ -z "$compiler$broker$prometheus$postgres$chromium$axe_core$spin" ]; then
+if [ -z "$compiler$broker$prometheus$postgres$chromium$axe_core$spin$redis" ]; then
 	say "nothing is missing"
 	exit 0
 fi
@@ -107,6 +109,10 @@ fi
 if [ -n "$spin" ]; then
 	can_apt || cannot "spin (package spin)"
 	packages="$packages spin"
+fi
+if [ -n "$redis" ]; then
+	can_apt || cannot "Redis (package redis-server)"
+	packages="$packages redis-server"
 fi
 if [ -n "$broker" ] && ! can_apt; then
 	if [ -n "${AMQP_URL:-}" ]; then
@@ -195,6 +201,10 @@ if [ -n "$packages" ]; then
 	if [ -n "$postgres" ]; then
 		settle postgresql.service
 		if has update-rc.d; then update-rc.d postgresql disable >/dev/null 2>&1 || true; fi
+	fi
+	if [ -n "$redis" ]; then
+		settle redis-server.service
+		if has update-rc.d; then update-rc.d redis-server disable >/dev/null 2>&1 || true; fi
 	fi
 	if [ -n "$new_broker" ] && [ -e /usr/lib/rabbitmq/bin/rabbitmq-server ]; then
 		settle rabbitmq-server.service

@@ -278,6 +278,9 @@ func (n *Node) address() string { return fmt.Sprintf("127.0.0.1:%d", n.layout.po
 // Pid returns the process of the server, which is Erlang's own.
 func (n *Node) Pid() int { return n.server.cmd.Process.Pid }
 
+// Folder returns the folder of all that the node has written, which Close removes.
+func (n *Node) Folder() string { return n.layout.folder }
+
 // Version returns RabbitMQ's version as the node reports it to a client.
 func (n *Node) Version() string { return n.version }
 

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -208,6 +209,31 @@ func TestSizingCountsThePlans(t *testing.T) {
 	}
 	require.Empty(t, strategies, "not on the page")
 }
+
+// The column "computed" of docs/sizing.md gives the answers, to two digits at least.
+func TestSizingComputes(t *testing.T) {
+	t.Parallel()
+	rows := 0
+	for line := range strings.Lines(read(t, "docs/sizing.md")) {
+		cells := strings.Split(strings.Trim(line, "| \n"), " | ")
+		formula, _, _ := strings.Cut(cells[len(cells)-1], ";")
+		sum, err := types.Eval(token.NewFileSet(), nil, token.NoPos,
+			strings.ReplaceAll(formula, "×", "* 1.0 *"))
+		if len(cells) != 3 || err != nil || sum.Value == nil {
+			continue
+		}
+		rows++
+		want, _ := constant.Float64Val(constant.ToFloat(sum.Value))
+		digits := answer.FindString(cells[1])
+		got, err := strconv.ParseFloat(strings.ReplaceAll(digits, " ", ""), 64)
+		require.NoError(t, err, line)
+		require.InEpsilon(t, want, got, 0.02, line)
+	}
+	require.Equal(t, 9, rows)
+}
+
+// answer is a number whose thousands are apart.
+var answer = regexp.MustCompile(`^\d+( \d{3})*`)
 
 // planned counts the parts of the plans of n queues, each once.
 func planned(t *testing.T, strategy topology.Strategy, n int, policy backoff.Policy) parts {

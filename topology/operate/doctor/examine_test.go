@@ -119,7 +119,8 @@ func TestADefaultBrokerIsSound(t *testing.T) {
 			assert.Equal(t, doctor.OK, c.Status, name)
 		}
 	}
-	require.Len(t, checks, 19)
+	require.Len(t, checks, 20)
+	require.Contains(t, checks["due at once"].Seen, "32 are on their way at once: dead_letter_worker")
 }
 
 func TestExamineRefusesOptions(t *testing.T) {
@@ -289,18 +290,20 @@ func TestMissingPermissionsAreFound(t *testing.T) {
 	})
 }
 
-// A node with a consumer timeout of a minute, small frames, and a dead-letter timer as
-// docs/broker-settings.md recommends, or shorter.
+// A node with a consumer timeout of a minute, small frames, and settings of dead-lettering like
+// those of docs/broker-settings.md.
 func TestPlantedSettingsOfANodeAreFound(t *testing.T) {
 	t.Parallel()
 	node, api := testbroker.Managed(t, `{consumer_timeout, 60000}, {channel_tick_interval, 1000},
-		{frame_max, 32768}, {dead_letter_worker_publisher_confirm_timeout, 5000}`)
+		{frame_max, 32768}, {dead_letter_worker_publisher_confirm_timeout, 5000},
+		{dead_letter_worker_consumer_prefetch, 33}`)
 	w := newWard(t, node, api, "settings")
 	checks := w.examine(doctor.WithPatience(75 * time.Second))
 	require.Equal(t, []string{"consumer timeout", "frame size"}, differing(checks))
 	require.Regexp(t, `took an unacked delivery back after (59|1m)`, checks["consumer timeout"].Seen)
 	require.Contains(t, checks["frame size"].Seen, "32768")
 	require.Equal(t, doctor.OK, checks["held, then sent"].Status)
+	require.Equal(t, "more than 32 are on their way at once", checks["due at once"].Seen)
 }
 
 const scratch = "millpond.doctor."

@@ -242,6 +242,36 @@ func alternateExchange(b *bench) {
 	b.Logf("the message without a queue is in the stranded queue, the other returned")
 }
 
+// byDefault is dead_letter_worker_consumer_prefetch by default: how many messages of a wait queue
+// may be on their way at once (F5).
+const byDefault = 32
+
+// dueAtOnce holds as many messages without a queue as may be on their way by default, and looks
+// whether the next one passes them.
+func dueAtOnce(b *bench) {
+	queue := b.keeping(topology.Quorum, "due")
+	b.declare(queue)
+	plan, err := topology.PerQueue{}.Plan(queue.Name, []time.Duration{200 * time.Millisecond})
+	b.must(err)
+	wait := plan.Queues[0]
+	delete(wait.Arguments, "x-dead-letter-routing-key") // each goes to the queue of its key
+	in := topology.Exchange{Name: b.prefix + "due.in", Kind: "fanout"}
+	b.build(topology.Plan{
+		Exchanges: []topology.Exchange{in}, Queues: []topology.Queue{wait},
+		Bindings: []topology.Binding{{Exchange: in.Name, Queue: wait.Name}},
+	})
+	for range byDefault {
+		b.enter(in.Name, b.prefix+"none", amqp.Publishing{})
+	}
+	b.enter(in.Name, queue.Name, amqp.Publishing{})
+	seen := fmt.Sprintf("more than %d are on their way at once", byDefault)
+	if len(b.take(queue.Name, 1, late)) == 0 {
+		seen = fmt.Sprintf("%d are on their way at once: dead_letter_worker_consumer_prefetch = 128 "+
+			"is faster", byDefault)
+	}
+	b.Logf("%s", seen)
+}
+
 // keeps watches messages in a queue that keeps them.
 func keeps(kind topology.QueueType) func(*bench) {
 	return func(b *bench) {

@@ -81,6 +81,13 @@ func (e *examiner) trials(product string) []trial {
 				"PerQueue does not need it.",
 		}, alternateExchange},
 		{Check{
+			Name: "due at once", Fact: "F5",
+			Expected: "messages that are due at the same time do not wait for each other",
+			Meaning: "By default only 32 are on their way from a wait queue to their queue. With " +
+				"dead_letter_worker_consumer_prefetch = 128 in advanced.config many that are due at once " +
+				"return sooner.",
+		}, dueAtOnce},
+		{Check{
 			Name: "header types", Needed: true, Fact: "F15",
 			Expected: "headers keep their types while they wait",
 			Meaning:  "Handlers and consumers in other languages see other headers after a retry.",
