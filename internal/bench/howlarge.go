@@ -53,7 +53,7 @@ func untilItWorks(on *testbroker.Node, queue string, begun time.Time) (float64, 
 			return time.Since(begun).Seconds(), nil
 		}
 		if time.Since(begun) > 4*patience {
-			return 0, fmt.Errorf("%s does not work after a restart: %w", queue, err)
+			return 0, fmt.Errorf("%s does not work after a kill: %w", queue, err)
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
@@ -118,7 +118,7 @@ func (b *bench) scaleRecovery(ctx context.Context) (results []result, err error)
 	return results, err
 }
 
-// add says and records what was measured once.
+// add prints one measurement of an entry, and appends it to the results.
 func (b *bench) add(to []result, group string, x int, entry string, measured values) []result {
 	b.say("  %-12s %8d  %-34s %v\n", group, x, entry, measured)
 	for metric, value := range measured {

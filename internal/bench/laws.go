@@ -25,7 +25,7 @@ var laws = []law{
 	{"s to start first, Levels; 2000 handlers", "handlers", "Levels", starts, false, 2000},
 }
 
-// ofLaws fits the laws to what was measured. A law whose figures are missing is left out.
+// ofLaws fits each law to its figures. A law with fewer than four sizes has no result.
 func (r run) ofLaws() (results []result) {
 	for _, l := range laws {
 		var xs, ys []float64

@@ -32,7 +32,7 @@ import (
 )
 
 // allPeers have a job on disk when they say that it is enqueued, unless their names say otherwise.
-// What is not set here is as it comes.
+// All other settings are the defaults of each system.
 var allPeers = []peer{
 	{"millpond, quorum", rabbit(topology.Quorum), fillRabbit, workMillpond(topology.Quorum)},
 	{"millpond, classic", rabbit(topology.Classic), fillRabbit, workMillpond(topology.Classic)},

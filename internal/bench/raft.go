@@ -32,8 +32,8 @@ func (b *broker) raftEntries(ctx context.Context) (float64, error) {
 // raftDelay takes four levels of topology.Levels, as a minute does.
 const raftDelay = 15 * time.Second
 
-// scaleRaft counts what is written to the logs of quorum queues for a message that succeeds, and
-// for one that fails once.
+// scaleRaft counts the log entries of all quorum queues for a message that succeeds, and for one
+// that fails once.
 func (b *bench) scaleRaft(ctx context.Context) (results []result, err error) {
 	for name, strategy := range map[string]topology.Strategy{
 		"PerQueue":          topology.PerQueue{},

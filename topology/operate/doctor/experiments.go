@@ -242,9 +242,9 @@ func alternateExchange(b *bench) {
 	b.Logf("the message without a queue is in the stranded queue, the other returned")
 }
 
-// byDefault is dead_letter_worker_consumer_prefetch by default: how many messages of a wait queue
-// may be on their way at once (F5).
-const byDefault = 32
+// workerPrefetch is dead_letter_worker_consumer_prefetch by default: how many messages of a wait
+// queue may be on their way at once (F5).
+const workerPrefetch = 32
 
 // dueAtOnce holds as many messages without a queue as may be on their way by default, and looks
 // whether the next one passes them.
@@ -260,14 +260,14 @@ func dueAtOnce(b *bench) {
 		Exchanges: []topology.Exchange{in}, Queues: []topology.Queue{wait},
 		Bindings: []topology.Binding{{Exchange: in.Name, Queue: wait.Name}},
 	})
-	for range byDefault {
+	for range workerPrefetch {
 		b.enter(in.Name, b.prefix+"none", amqp.Publishing{})
 	}
 	b.enter(in.Name, queue.Name, amqp.Publishing{})
-	seen := fmt.Sprintf("more than %d are on their way at once", byDefault)
+	seen := fmt.Sprintf("more than %d are on their way at once", workerPrefetch)
 	if len(b.take(queue.Name, 1, late)) == 0 {
 		seen = fmt.Sprintf("%d are on their way at once: dead_letter_worker_consumer_prefetch = 128 "+
-			"is faster", byDefault)
+			"is faster", workerPrefetch)
 	}
 	b.Logf("%s", seen)
 }
