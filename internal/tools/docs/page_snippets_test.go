@@ -14,6 +14,7 @@ import (
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond"
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/adaptive"
@@ -71,19 +72,19 @@ func withoutURLs(
 	return retry, err
 }
 
-func addMiddlewares(router *message.Router, retry *middleware.DelayedRetry) {
+func addMiddlewares(router *message.Router, retries *millpond.Retries) {
 	router.AddMiddleware(
 		wmiddleware.CorrelationID, // outside: middlewares that do not fail
-		retry.Middleware,
+		retries.Retry.Middleware,
 		wmiddleware.Timeout(30*time.Second), // inside: middlewares whose errors count as failures
 		wmiddleware.Recoverer,
 	)
 }
 
 func publishLater(
-	ctx context.Context, client *topology.Client, cfg amqp.Config, msg *message.Message,
+	ctx context.Context, retries *millpond.Retries, cfg amqp.Config, msg *message.Message,
 ) error {
-	pub, err := client.NewPublisher(cfg, topology.WithDelays(3*time.Second))
+	pub, err := retries.Client.NewPublisher(cfg, topology.WithDelays(3*time.Second))
 	if err != nil {
 		return err
 	}
@@ -92,7 +93,7 @@ func publishLater(
 	return err
 }
 
-func followTheService(client *topology.Client) (*middleware.DelayedRetry, error) {
+func followTheService(ctx context.Context, cfg amqp.Config) (*millpond.Retries, error) {
 	health, err := adaptive.New(time.Minute) // counts the attempts of the last minute
 	if err != nil {
 		return nil, err
@@ -101,8 +102,8 @@ func followTheService(client *topology.Client) (*middleware.DelayedRetry, error)
 		Policy: backoff.Exponential{Initial: time.Second, Factor: 2, Retries: 8},
 		Health: health.Recent,
 	}
-	retry, err := middleware.NewDelayedRetry(client, policy, middleware.WithObserver(health))
-	return retry, err
+	retries, err := millpond.Open(ctx, cfg, policy, millpond.WithRetry(middleware.WithObserver(health)))
+	return retries, err
 }
 
 func leaving(
