@@ -14,7 +14,7 @@ type law struct {
 
 var laws = []law{
 	{"s until a wait queue works again; 10 million", "recovery", wait, works, false, 1e7},
-	{"MiB of memory; 10 million wait", "recovery", wait, mib, false, 1e7},
+	{"MiB of memory at most; 10 million wait", "recovery", wait, mib, false, 1e7},
 	{"MiB on disk; 10 million wait", "recovery", wait, "disk MiB", false, 1e7},
 	{"s to return at once, prefetch 32; a million", "expiring", "prefetch 32", rate, true, 1e6},
 	{"s to return at once, prefetch 128; a million", "expiring", "prefetch 128", rate, true, 1e6},
