@@ -19,10 +19,10 @@ var laws = []law{
 	{"s to return at once, prefetch 32; a million", "expiring", "prefetch 32", rate, true, 1e6},
 	{"s to return at once, prefetch 128; a million", "expiring", "prefetch 128", rate, true, 1e6},
 	{"MiB of memory; 5000 quorum queues", "queues", "quorum", mib, false, 5000},
-	{"s to restart; 5000 quorum queues", "queues", "quorum", works, false, 5000},
-	{"s to start first, PerQueue; 2000 handlers", "handlers", "PerQueue", starts, false, 2000},
-	{"s to start first, Shared; 2000 handlers", "handlers", "Shared", starts, false, 2000},
-	{"s to start first, Levels; 2000 handlers", "handlers", "Levels", starts, false, 2000},
+	{"s to restart; 5000 empty quorum queues", "queues", "quorum", works, false, 5000},
+	{"s of first start, PerQueue; 2000 handlers", "handlers", "PerQueue", starts, false, 2000},
+	{"s of first start, Shared; 2000 handlers", "handlers", "Shared", starts, false, 2000},
+	{"s of first start, Levels; 2000 handlers", "handlers", "Levels", starts, false, 2000},
 }
 
 // ofLaws fits each law to its figures. A law with fewer than four sizes has no result.
