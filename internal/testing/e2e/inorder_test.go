@@ -212,6 +212,28 @@ func TestAFullLinePausesTheQueue(t *testing.T) {
 	require.Equal(t, ofKey("a", 400), handled.of("a"))
 }
 
+// Given a consumer timeout that is shorter than the wait, then the messages of the line are given
+// back in time and come again: nothing is handled twice or out of its order.
+func TestTheLineOutlastsTheConsumerTimeout(t *testing.T) {
+	t.Parallel()
+	var handled, tried bodies
+	policy := backoff.List{5 * time.Second}
+	c := orderedBy(inorder.Strategy{}, policy, func(msg *message.Message) error {
+		tried.add(string(msg.Payload))
+		if len(tried.of("a")) == 1 {
+			return errNotYet
+		}
+		return handled.handle(msg)
+	})
+	c.ClientOptions = []topology.Option{topology.WithConfirmTimeout(time.Second)}
+	c.SubscriberOptions = append(c.SubscriberOptions, topology.WithConsumerTimeout(5*time.Second))
+	r := rig.Start(t, c)
+	r.Send(ofKey("a", 10)...)
+	rig.WaitFor(t, "all messages are handled", func() bool { return handled.len() == 10 })
+	require.Equal(t, append([]string{"a:0"}, ofKey("a", 10)...), tried.of("a"))
+	r.RequireNothingLeft(0)
+}
+
 // Given a message whose handler ends the process each time, then it becomes a dead letter, and the
 // later messages of its key are handled in their order.
 func TestAMessageThatEndsTheProcessIsFoundInOrder(t *testing.T) {

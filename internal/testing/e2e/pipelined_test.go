@@ -256,6 +256,42 @@ func TestPrefetchRisesWhenHandlersAreQuickAgain(t *testing.T) {
 	})
 }
 
+// Given suspects with slow handlers, which wait for each other, then the prefetch does not fall,
+// and all are handled once, although together they need more than the broker's consumer timeout.
+// The other messages of the queue go on beside them.
+func TestPrefetchStaysWhileSuspectsWaitInLine(t *testing.T) {
+	t.Parallel()
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+		const suspects, others = 15, 100
+		queue := testbroker.Queue(t)
+		handlers := rig.NewCalls()
+		r := rig.Start(t, rig.Config{
+			URL: broker.URL(), Queue: queue, Policy: backoff.List{time.Second},
+			Configure: rig.QuorumQueue, SubscriberOptions: rig.InFlight(2),
+			Handle: func(msg *message.Message) error {
+				defer handlers.Enter(string(msg.Payload))()
+				if middleware.StateOf(msg.Context()).Interruptions > 0 {
+					<-time.After(3 * time.Minute)
+				}
+				return nil
+			},
+		})
+		for i := range suspects {
+			msg := rig.Named(fmt.Sprint("suspect ", i))
+			msg.Headers = rig.Suspect(queue)
+			r.Publish(msg)
+		}
+		rig.Fill(t, r.URL, r.Queue, others)
+		<-time.After(2 * time.Minute)
+		require.Equal(t, others+1, handlers.Count())
+		<-time.After(time.Hour)
+		require.Equal(t, suspects+others, handlers.Count())
+		require.Equal(t, suspects+others, handlers.Total(), "each once")
+		require.Zero(t, r.Logs.Said(lowered))
+		require.Positive(t, r.Logs.Said("Suspects of a crash wait long for their turn"))
+	})
+}
+
 // Given a prefetch of the user that leaves no room for hand-overs, when a message fails, then the
 // log says once how to change that.
 func TestNarrowPrefetchIsLoggedOnce(t *testing.T) {
@@ -268,5 +304,35 @@ func TestNarrowPrefetchIsLoggedOnce(t *testing.T) {
 		rig.Fill(t, r.URL, r.Queue, 10)
 		rig.WaitFor(t, "all to wait", func() bool { return r.Depth(".wait.1h") == 10 })
 		require.Equal(t, 1, r.Logs.Said("The prefetch limits the rate"))
+	})
+}
+
+// Given a process whose copies are written and not confirmed, when it is killed, then nothing is
+// lost. As many messages come twice as copies were unconfirmed, so no more than the prefetch.
+func TestAKilledProcessLeavesAsManyDuplicatesAsWereUnconfirmed(t *testing.T) {
+	t.Parallel()
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+		const prefetch, messages, queue = 16, 40, "orders" // the default prefetch
+		url := broker.URL()
+		proxy := testbroker.NewProxy(t, url)
+		proxy.Tap(func(testbroker.Seen) testbroker.Fault { return testbroker.Fault{} })
+		process := rig.StartMortal(t, rig.Config{URL: proxy.URL(), Queue: queue}, 1,
+			func(*rig.Mortal, *message.Message) error { return rig.ErrFailed })
+		proxy.HoldConfirms(true)
+		for i := range messages {
+			rig.Publish(t, url, "", queue, rig.Message(fmt.Sprint(i)))
+		}
+		<-time.After(time.Second / 2)
+		unconfirmed := testbroker.Depth(t, url, queue+".wait.1s")
+		require.Greater(t, unconfirmed, 1)
+		require.LessOrEqual(t, unconfirmed, prefetch)
+		process.Die()
+		rig.AwaitDepth(t, url, queue, messages+unconfirmed) // the copies have waited
+		require.Zero(t, proxy.Live())
+		copies := map[string]int{}
+		for range messages + unconfirmed {
+			copies[string(rig.Take(t, url, queue).Body)]++
+		}
+		require.Len(t, copies, messages, "lost")
 	})
 }
