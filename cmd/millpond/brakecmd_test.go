@@ -167,31 +167,3 @@ func TestBrakeRefuses(t *testing.T) {
 	}
 	require.Equal(t, exitFound, s.tool("brake", "list", s.queue).code, "it was declared")
 }
-
-// A sentence for every state that a brake may have.
-func TestTextOfABrake(t *testing.T) {
-	t.Parallel()
-	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	for want, b := range map[string]header.BrakeState{
-		"brake pay since 2026-03-01 12:00:00Z by shop@a/7: 9 of 10 failed; shop@b/8 probes": {
-			Name: "pay", Stopped: true, Since: noon, By: "shop@a/7", Cause: "9 of 10 failed",
-			Prober: "shop@b/8",
-		},
-		"brake pay since 2026-03-01 12:00:00Z by shop@a/7; no process probes": {
-			Name: "pay", Stopped: true, Since: noon, By: "shop@a/7",
-		},
-		"brake pay since 2026-03-01 12:00:00Z, by hand, until 2026-03-01 13:00:00Z; start it before " +
-			"with millpond brake start": {
-			Name: "pay", Stopped: true, Since: noon, Manual: true, Until: noon.Add(time.Hour),
-		},
-		"brake pay: the process that probes does not answer, so that nothing more is known": {
-			Name: "pay", Stopped: true,
-		},
-		"brake pay since 2026-03-01 12:00:00Z by shop@a/7; processes say so, and the process that " +
-			"probes does not answer; open it with millpond brake start": {
-			Name: "pay", Stopped: true, Since: noon, By: "shop@a/7", Prober: "shop@b/8", Unknown: true,
-		},
-	} {
-		require.Equal(t, want, brakeText(b))
-	}
-}

@@ -166,21 +166,25 @@ func (v View) strandedAt() (first time.Time) {
 
 func (l *incidents) brake(b header.BrakeState, queues []string) {
 	text := "stopped"
-	switch {
-	case b.Since.IsZero():
-		text = "stopped, and the process that probes does not answer"
-	case b.Unknown:
-		text = "stopped, say processes, and the process that probes does not answer"
-	case b.Manual:
-		text = "stopped by hand until " + timeText(b.Until)
-	case b.Prober == "":
-		text = "stopped, and no process probes"
+	if b.Manual {
+		text += " by hand until " + timeText(b.Until)
 	}
 	if b.By != "" {
 		text += " by " + b.By
 	}
 	if b.Cause != "" {
 		text += ": " + b.Cause
+	}
+	switch {
+	case b.Since.IsZero():
+		text += "; the process that probes does not answer, so nothing more is known"
+	case b.Unknown:
+		text += "; processes say so, and the process that probes does not answer"
+	case b.Manual:
+	case b.Prober == "":
+		text += "; no process probes"
+	default:
+		text += "; " + b.Prober + " probes"
 	}
 	i := Incident{Kind: IncidentBrake, Urgency: 6, Brake: b.Name, Queues: queues, Since: b.Since}
 	l.add(i, "%s", text)

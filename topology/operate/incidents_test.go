@@ -110,3 +110,23 @@ func TestIncidents(t *testing.T) {
 		"7 unmatched: its dead-letter queue is not known: see --dlq",
 	}, told)
 }
+
+// A sentence for every state that a brake may have.
+func TestTextOfABrake(t *testing.T) {
+	t.Parallel()
+	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	for want, b := range map[string]header.BrakeState{
+		"stopped by shop@a/7: 9 of 10 failed; shop@b/8 probes": {
+			Since: noon, By: "shop@a/7", Cause: "9 of 10 failed", Prober: "shop@b/8",
+		},
+		"stopped by shop@a/7; no process probes":                                     {Since: noon, By: "shop@a/7"},
+		"stopped by hand until 2026-03-01 13:00:00Z":                                 {Since: noon, Manual: true, Until: noon.Add(time.Hour)},
+		"stopped; the process that probes does not answer, so nothing more is known": {},
+		"stopped by shop@a/7; processes say so, and the process that probes does not answer": {
+			Since: noon, By: "shop@a/7", Prober: "shop@b/8", Unknown: true,
+		},
+	} {
+		v := operate.View{Stopped: []header.BrakeState{b}}
+		require.Equal(t, want, v.Incidents(operate.IncidentOptions{})[0].Text)
+	}
+}
