@@ -55,9 +55,8 @@ func TestBrakeByHand(t *testing.T) {
 		"mail of the shop  open  -  -  -  -\n")
 	require.Equal(t, table, ask("brake", "list"))
 	require.Equal(t, table, ask("brake", "list", "mail of the shop", "payments"))
-	const line = "stopped: brake payments since <time> by anna, by hand, until <time>: " +
-		"it \\x1b[2Jmoves; start it before with millpond brake start\n"
-	require.Equal(t, line, firstLine(ask("status").out))
+	require.Contains(t, strings.Join(strings.Fields(ask("status").out), " "), "brake payments stopped "+
+		"by hand until <time> by anna: it \\x1b[2Jmoves, since <time>: millpond brake start ")
 
 	var states []header.BrakeState
 	o := tool(t, url, "", "--url", url, "--json", "brake", "list")
@@ -91,7 +90,8 @@ func TestBrakeByHand(t *testing.T) {
 	require.NotContains(t, ask("brake", "list").out, "mial")
 	require.Contains(t, ask("brake", "stop", shop).out, "brake "+shop+" is stopped")
 	rig.WaitFor(t, "the names of the queues", func() bool {
-		return strings.HasPrefix(ask("status").out, "stopped: brake "+shop+" of mail, orders since ")
+		return strings.HasPrefix(ask("status").out, "brake "+shop) &&
+			strings.Contains(ask("status").out, "not consumed: mail, orders, since ")
 	})
 	handler, err := page.New(page.Config{URL: h.URL, Management: h.API})
 	require.NoError(t, err)
@@ -106,13 +106,8 @@ func TestBrakeByHand(t *testing.T) {
 		defer resp.Body.Close()
 		body, err := io.ReadAll(resp.Body)
 		require.NoError(t, err)
-		return strings.Contains(string(body), "stay: <code>mail</code>, <code>orders</code>.")
+		return strings.Contains(string(body), "stay: <code>mail</code>, <code>orders</code></p>")
 	})
-}
-
-func firstLine(text string) string {
-	line, _, _ := strings.Cut(text, "\n")
-	return line + "\n"
 }
 
 // Given a broker without the management API, then a brake is shown by its name.

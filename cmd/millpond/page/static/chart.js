@@ -4,7 +4,6 @@
 {
   const box = document.getElementById("charts");
   const note = document.getElementById("chart-note");
-  const names = { dead: "dead", ready: "ready", in: "in", out: "out", retries: "retries" };
   const colours = ["--link", "--warn"];
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const drawn = new Map();
@@ -21,7 +20,7 @@
   const draw = (element, data) => {
     const columns = element.dataset.chart.split(" ");
     const series = columns.map((name, i) => ({
-      label: names[name], stroke: colour(colours[i]), width: 2, points: { show: data.t.length < 3 },
+      label: name, stroke: colour(colours[i]), width: 2, points: { show: data.t.length < 3 },
       value: (_, v) => (v == null ? "–" : Number(v.toPrecision(4)).toLocaleString()),
     }));
     const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 } };
@@ -33,7 +32,7 @@
       scales: { y: { range: (_, low, high) => [0, Math.max(1, high * 1.05)] } },
       cursor: { drag: { x: false, y: false }, sync: { key: "queue" } },
     }, values, element));
-    const now = columns.map((name) => names[name] + " " + (data[name].at(-1) ?? "not known"));
+    const now = columns.map((name) => name + " " + (data[name].at(-1) ?? "not known"));
     const grown = columns[0] === "dead" || columns[0] === "ready" ? growth(data.t, values[1]) : "";
     element.setAttribute("aria-label", element.parentNode.firstChild.textContent + ": now " +
       now.join(", ") + (grown ? ", " + grown : ""));
