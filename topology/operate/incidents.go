@@ -35,7 +35,7 @@ type Incident struct {
 	Grown      int       `json:"grown,omitempty"`
 	GrownSince time.Time `json:"grown_since,omitzero"`
 
-	weight int    // orders incidents of one urgency
+	weight int    // orders incidents of one urgency, the largest first
 	part   string // of the queue, that it is about
 }
 
@@ -98,11 +98,14 @@ func (v View) Incidents(options IncidentOptions) []Incident {
 	}
 	list := incidents{options: options, policies: map[string]bool{}}
 	for _, g := range v.Gone {
-		first := ""
+		first, weight := "", 0
 		if !g.First.IsZero() {
-			first = "; the first returns at " + timeText(g.First)
+			first, weight = "; the first returns at "+timeText(g.First), -int(g.First.Unix())
 		}
-		list.add(Incident{Kind: IncidentGone, Urgency: 1, Queue: g.Queue, weight: g.Messages},
+		if g.Fate == FateLost {
+			weight += 2 * policyWeight
+		}
+		list.add(Incident{Kind: IncidentGone, Urgency: 1, Queue: g.Queue, weight: weight},
 			"%s for it, and it is gone: %s%s", waits(g.Messages), map[Fate]string{
 				FateLost:     "they are LOST unless its service declares it before they return",
 				FateStranded: "they are stranded unless its service declares it before they return",
@@ -134,6 +137,9 @@ func (v View) Incidents(options IncidentOptions) []Incident {
 	})
 	return list.found
 }
+
+// policyWeight is before messages for a queue that is gone, unless they will be lost.
+const policyWeight = 1 << 40
 
 // incidents collects incidents.
 type incidents struct {
@@ -198,7 +204,7 @@ func (l *incidents) main(v *View, m *Main) {
 	for _, f := range m.Findings {
 		if f.Problem == Overruled && f.Severity == Critical {
 			harm, _, _ := strings.Cut(f.Text, "; ") // the way out follows
-			i := of(IncidentPolicy, 1, 0)
+			i := of(IncidentPolicy, 1, policyWeight)
 			i.part = fmt.Sprintf("%s %q: %s", f.Kind, f.Name, harm)
 			if !l.policies[i.part] { // queues share others
 				l.policies[i.part] = true
