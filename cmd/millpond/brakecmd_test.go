@@ -90,8 +90,9 @@ func TestBrakeByHand(t *testing.T) {
 	require.NotContains(t, ask("brake", "list").out, "mial")
 	require.Contains(t, ask("brake", "stop", shop).out, "brake "+shop+" is stopped")
 	rig.WaitFor(t, "the names of the queues", func() bool {
-		return strings.HasPrefix(ask("status").out, "brake "+shop) &&
-			strings.Contains(ask("status").out, "not consumed: mail, orders, since ")
+		out := strings.Join(strings.Fields(ask("status").out), " ")
+		return strings.HasPrefix(out, "brake "+shop+" stopped by hand until <time>") &&
+			strings.Contains(out, "not consumed: mail, orders, since <time>")
 	})
 	handler, err := page.New(page.Config{URL: h.URL, Management: h.API})
 	require.NoError(t, err)
