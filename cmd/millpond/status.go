@@ -116,7 +116,11 @@ func (s *session) overview() error {
 		s.nothingFound()
 		return nil
 	}
-	lines, inTrouble := overview.Rows(*s.vhost, incidents)
+	lines, of := s.vhost.ByUrgency(incidents)
+	inTrouble := slices.IndexFunc(lines, func(m operate.Main) bool { return len(of[m.Name]) == 0 })
+	if inTrouble < 0 {
+		inTrouble = len(lines)
+	}
 	shown := len(lines)
 	if !s.c.Bool("all") {
 		if more := len(incidents) - mostTrouble; more > 0 {

@@ -3,6 +3,7 @@ package operate
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -136,6 +137,29 @@ func (v View) Incidents(options IncidentOptions) []Incident {
 			strings.Compare(a.Queue, b.Queue))
 	})
 	return list.found
+}
+
+// ByUrgency returns the queues of Mains, those with incidents first, then by their dead letters. of
+// has the incidents of each queue, the most urgent first.
+func (v View) ByUrgency(all []Incident) (mains []Main, of map[string][]Incident) {
+	of = map[string][]Incident{}
+	for _, i := range all {
+		for _, queue := range append([]string{i.Queue}, i.Queues...) {
+			of[queue] = append(of[queue], i)
+		}
+	}
+	urgency := func(m Main) int {
+		if len(of[m.Name]) == 0 {
+			return math.MaxInt
+		}
+		return of[m.Name][0].Urgency
+	}
+	mains = slices.Clone(v.Mains)
+	slices.SortStableFunc(mains, func(a, b Main) int { // by name among the same
+		return cmp.Or(cmp.Compare(urgency(a), urgency(b)),
+			cmp.Compare(b.DeadLetters.N, a.DeadLetters.N))
+	})
+	return mains, of
 }
 
 // policyWeight is before messages for a queue that is gone, unless they will be lost.

@@ -41,7 +41,7 @@ func TestIncidents(t *testing.T) {
 			with(queue("limited", 0, 1, 0), func(m *operate.Main) {
 				m.Findings = []operate.Finding{{
 					Severity: operate.Critical, Problem: operate.Overruled, Kind: "queue", Name: "limited.dlq",
-					Text: `policy "p" sets max-length to 1: the oldest messages are deleted; exempt it`,
+					Text: `policy "p" sets max-length to 1: the oldest are deleted; exempt it`,
 				}}
 			}),
 			with(queue("held", 0, 1, 0), func(m *operate.Main) { m.Held = count(5) }),
@@ -58,7 +58,7 @@ func TestIncidents(t *testing.T) {
 		},
 		Brakes: []operate.Brake{{Name: "pay", Queues: []string{"braked"}}},
 		Stopped: []header.BrakeState{{
-			Name: "pay", Stopped: true, Manual: true, Since: noon, Until: noon, By: "anna", Cause: "it moves",
+			Name: "pay", Manual: true, Since: noon, Until: noon, By: "anna", Cause: "it moves",
 		}},
 	}
 	var told []string
@@ -94,7 +94,7 @@ func TestIncidents(t *testing.T) {
 	require.Equal(t, []string{
 		"1 mail: 1 message waits for it, and it is gone: they are LOST unless its service declares it " +
 			"before they return; the first returns at 2026-03-01 12:00:00Z",
-		`1 limited: queue "limited.dlq": policy "p" sets max-length to 1: the oldest messages are deleted`,
+		`1 limited: queue "limited.dlq": policy "p" sets max-length to 1: the oldest are deleted`,
 		"2 down: no consumer for 12 ready messages, or a brake is stopped [12:01] longer",
 		"2 empty: no consumer, and 1 message waits to come back, or a brake is stopped [12:01]",
 		"3 held: 5 messages past their wait and held: their target is missing or full",
@@ -109,6 +109,10 @@ func TestIncidents(t *testing.T) {
 		"7 idle: no consumer, and nothing is in it, or a brake is stopped [12:01]",
 		"7 unmatched: its dead-letter queue is not known: see --dlq",
 	}, told)
+	mains, of := v.ByUrgency(v.Incidents(operate.IncidentOptions{}))
+	require.Equal(t, []string{"limited", "down", "fine"},
+		[]string{mains[0].Name, mains[1].Name, mains[len(mains)-1].Name})
+	require.Equal(t, "pay", of["braked"][0].Brake)
 }
 
 // A sentence for every state that a brake may have.
@@ -119,8 +123,10 @@ func TestTextOfABrake(t *testing.T) {
 		"stopped by shop@a/7: 9 of 10 failed; shop@b/8 probes": {
 			Since: noon, By: "shop@a/7", Cause: "9 of 10 failed", Prober: "shop@b/8",
 		},
-		"stopped by shop@a/7; no process probes":                                     {Since: noon, By: "shop@a/7"},
-		"stopped by hand until 2026-03-01 13:00:00Z":                                 {Since: noon, Manual: true, Until: noon.Add(time.Hour)},
+		"stopped by shop@a/7; no process probes": {Since: noon, By: "shop@a/7"},
+		"stopped by hand until 2026-03-01 13:00:00Z": {
+			Since: noon, Manual: true, Until: noon.Add(time.Hour),
+		},
 		"stopped; the process that probes does not answer, so nothing more is known": {},
 		"stopped by shop@a/7; processes say so, and the process that probes does not answer": {
 			Since: noon, By: "shop@a/7", Prober: "shop@b/8", Unknown: true,

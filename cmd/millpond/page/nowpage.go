@@ -1,7 +1,6 @@
 package page
 
 import (
-	"fmt"
 	"html/template"
 	"net/http"
 	"net/url"
@@ -9,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -50,17 +48,68 @@ type nowView struct {
 // incident is an incident with the ways to more.
 type incident struct {
 	operate.Incident
-	Word, Link, To string
-	// Button begins Do: an address, or the one of a form if Post is set. Act says that it is for those
-	// who may act.
-	Button, Do string
-	Post, Act  bool
+	way
+	Word  string
+	Query url.Values
+}
+
+// Address adds the query to a path.
+func (i incident) Address(path string) template.URL {
+	if len(i.Query) > 0 {
+		path += "?" + i.Query.Encode()
+	}
+	return template.URL(path)
+}
+
+// way is a link from an incident, and a button, whose form is posted if Post is set. Act says that
+// it is for those who may act.
+type way struct {
+	Link, To, Button, Do string
+	Post, Act            bool
+}
+
+// ways are those of the kinds of incidents. Others lead to Verify.
+var ways = map[operate.IncidentKind]way{
+	operate.IncidentGone:       {"Waiting", "/waiting", "Look at all that wait", "/waiting/look", true, false},
+	operate.IncidentUnconsumed: {Link: "Its last hour", To: "/queue"},
+	operate.IncidentStranded:   {"Stranded", "/stranded", "Return …", "/act", false, true},
+	operate.IncidentBlocked:    {"Its keys", "/waiting", "Look at the keys", "/order/look", true, false},
+	operate.IncidentLine:       {"Its keys", "/waiting", "Look at the keys", "/order/look", true, false},
+	operate.IncidentDead:       {"Causes", "/dead", "Replay …", "/act", false, true},
+	operate.IncidentBrake:      {"Brakes", "/brakes", "Start", "/brakes/start", true, true},
+	operate.IncidentUnknown:    {Link: "Verify", To: "/verify"},
+}
+
+// wayOf returns the way of an incident, and the query of its addresses.
+func (s *sight) wayOf(i operate.Incident) (w way, query url.Values) {
+	w, known := ways[i.Kind]
+	_, main := s.Vhost.Main(i.Queue)
+	switch {
+	case i.Kind == operate.IncidentGone:
+		return w, nil
+	case i.Brake != "":
+		return w, url.Values{"name": {i.Brake}}
+	case !known && !main: // a wait queue that leads nowhere
+		return way{Link: "Stranded", To: "/stranded"}, nil
+	case !known:
+		w = way{"Verify", "/verify", "Verify now", "/verify/look", true, false}
+	}
+	return w, url.Values{"queue": {i.Queue}}
 }
 
 // queueRow is a queue with its last hour.
 type queueRow struct {
-	overview.Row
-	Spark template.HTML
+	operate.Main
+	Incidents []operate.Incident
+	Spark     template.HTML
+}
+
+// Urgency is the one of its most urgent incident; 0 without any.
+func (r queueRow) Urgency() int {
+	if len(r.Incidents) == 0 {
+		return 0
+	}
+	return r.Incidents[0].Urgency
 }
 
 const (
@@ -68,24 +117,28 @@ const (
 	maxUnclear   = 20
 	maxIncidents = 50
 	maxRows      = 100
-	// sparkBins are the columns of a small chart.
-	sparkBins = 30
 )
 
 func (h *Handler) overview(s *sight, query string) nowView {
 	o := nowView{sight: s, Now: time.Now(), Query: strings.TrimSpace(query)}
 	for _, i := range s.Incidents[:min(len(s.Incidents), maxIncidents)] {
-		o.List = append(o.List, h.incident(i))
+		w, query := s.wayOf(i)
+		o.List = append(o.List, incident{i, w, urgencies[i.Urgency], query})
 	}
 	o.More = len(s.Incidents) - len(o.List)
-	rows, _ := overview.Rows(s.Vhost, s.Incidents)
+	rows, of := s.Vhost.ByUrgency(s.Incidents)
 	part := strings.ToLower(o.Query)
-	rows = slices.DeleteFunc(rows, func(r overview.Row) bool {
-		return !strings.Contains(strings.ToLower(r.Name), part)
+	rows = slices.DeleteFunc(rows, func(m operate.Main) bool {
+		return !strings.Contains(strings.ToLower(m.Name), part)
 	})
 	o.Matching = len(rows)
-	for _, r := range rows[:min(len(rows), maxRows)] {
-		o.Rows = append(o.Rows, queueRow{r, hourly(h.history.Dead(r.Name, sparkBins, o.Now))})
+	for _, m := range rows[:min(len(rows), maxRows)] {
+		row := queueRow{Main: m, Incidents: of[m.Name]}
+		hour := h.history.Dead(m.Name, bins, o.Now)
+		if most := slices.Max(hour); most > 0 {
+			row.Spark = sparkline(hour, "dead letters in the last hour, at most "+digits(most))
+		}
+		o.Rows = append(o.Rows, row)
 	}
 	o.Unclear = s.Vhost.Unclear[:min(len(s.Vhost.Unclear), maxUnclear)]
 	o.UnclearMore = len(s.Vhost.Unclear) - len(o.Unclear)
@@ -95,68 +148,4 @@ func (h *Handler) overview(s *sight, query string) nowView {
 // urgencies are words beside the colours.
 var urgencies = []string{
 	"", "in danger", "not consumed", "off the way", "blocked", "growing", "stopped", "not urgent",
-}
-
-func (h *Handler) incident(i operate.Incident) incident {
-	n := incident{Incident: i, Word: urgencies[i.Urgency]}
-	query := "?" + url.Values{"queue": {i.Queue}}.Encode()
-	switch i.Kind {
-	case operate.IncidentGone:
-		n.Link, n.To = "Waiting", "/waiting"
-		n.Button, n.Do, n.Post = "Look at all that wait", "/waiting/look", true
-	case operate.IncidentUnconsumed:
-		n.Link, n.To = "Its last hour", "/queue"+query
-	case operate.IncidentStranded:
-		n.Link, n.To = "Stranded", "/stranded"+query
-		n.Button, n.Do, n.Act = "Return …", "/act"+query, true
-	case operate.IncidentBlocked, operate.IncidentLine:
-		n.Link, n.To = "Its keys", "/waiting"+query
-		n.Button, n.Do, n.Post = "Look at the keys", "/order/look"+query, true
-	case operate.IncidentDead:
-		n.Link, n.To = "Causes", "/dead"+query
-		n.Button, n.Do, n.Act = "Replay …", "/act"+query, true
-	case operate.IncidentBrake:
-		n.Link, n.To = "Brakes", "/brakes"
-		n.Button, n.Do = "Start", "/brakes/start?"+url.Values{"name": {i.Brake}}.Encode()
-		n.Post, n.Act = true, true
-	case operate.IncidentUnknown:
-		n.Link, n.To = "Verify", "/verify"+query
-	default: // of a policy, held or astray
-		if n.Link, n.To = "Stranded", "/stranded"; h.isMain(i.Queue) {
-			n.Link, n.To = "Verify", "/verify"+query
-			n.Button, n.Do, n.Post = "Verify now", "/verify/look"+query, true
-		}
-	}
-	return n
-}
-
-func (h *Handler) isMain(queue string) bool {
-	_, is := h.watcher.lastSight().Vhost.Main(queue)
-	return is
-}
-
-// hourly draws the dead letters of an hour as a small chart; nothing where there were none.
-func hourly(bins []int) template.HTML {
-	const step, height = 3, 20
-	most := slices.Max(bins)
-	if most <= 0 {
-		return ""
-	}
-	var path strings.Builder
-	down := true // the pen is off the ground
-	first := 0
-	for i, n := range bins {
-		if n < 0 {
-			continue
-		}
-		if down {
-			down, first = false, n
-			fmt.Fprintf(&path, "M%d %d", i*step, height)
-		}
-		fmt.Fprintf(&path, "V%dh%d", height-n*(height-1)/most, step)
-	}
-	label := fmt.Sprintf("dead letters in the last hour: from %s to %s, at most %s", digits(first),
-		digits(bins[len(bins)-1]), digits(most))
-	return template.HTML(fmt.Sprintf(`<svg class="hour" viewBox="0 0 %d %d" role="img" `+
-		`aria-label="%s"><path d="%sV%dZ"/></svg>`, step*len(bins), height, label, path.String(), height))
 }
