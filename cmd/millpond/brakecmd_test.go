@@ -55,9 +55,8 @@ func TestBrakeByHand(t *testing.T) {
 		"mail of the shop  open  -  -  -  -\n")
 	require.Equal(t, table, ask("brake", "list"))
 	require.Equal(t, table, ask("brake", "list", "mail of the shop", "payments"))
-	const line = "stopped: brake payments since <time> by anna, by hand, until <time>: " +
-		"it \\x1b[2Jmoves; start it before with millpond brake start\n"
-	require.Equal(t, line, firstLine(ask("status").out))
+	require.Contains(t, strings.Join(strings.Fields(ask("status").out), " "), "brake payments stopped "+
+		"by hand until <time> by anna: it \\x1b[2Jmoves, since <time>: millpond brake start ")
 
 	var states []header.BrakeState
 	o := tool(t, url, "", "--url", url, "--json", "brake", "list")
@@ -91,7 +90,9 @@ func TestBrakeByHand(t *testing.T) {
 	require.NotContains(t, ask("brake", "list").out, "mial")
 	require.Contains(t, ask("brake", "stop", shop).out, "brake "+shop+" is stopped")
 	rig.WaitFor(t, "the names of the queues", func() bool {
-		return strings.HasPrefix(ask("status").out, "stopped: brake "+shop+" of mail, orders since ")
+		out := strings.Join(strings.Fields(ask("status").out), " ")
+		return strings.HasPrefix(out, "brake "+shop+" stopped by hand until <time>") &&
+			strings.Contains(out, "not consumed: mail, orders, since <time>")
 	})
 	handler, err := page.New(page.Config{URL: h.URL, Management: h.API})
 	require.NoError(t, err)
@@ -106,13 +107,8 @@ func TestBrakeByHand(t *testing.T) {
 		defer resp.Body.Close()
 		body, err := io.ReadAll(resp.Body)
 		require.NoError(t, err)
-		return strings.Contains(string(body), "stay: <code>mail</code>, <code>orders</code>.")
+		return strings.Contains(string(body), "stay: <code>mail</code>, <code>orders</code></p>")
 	})
-}
-
-func firstLine(text string) string {
-	line, _, _ := strings.Cut(text, "\n")
-	return line + "\n"
 }
 
 // Given a broker without the management API, then a brake is shown by its name.
@@ -166,32 +162,4 @@ func TestBrakeRefuses(t *testing.T) {
 		require.Contains(t, o.err, want)
 	}
 	require.Equal(t, exitFound, s.tool("brake", "list", s.queue).code, "it was declared")
-}
-
-// A sentence for every state that a brake may have.
-func TestTextOfABrake(t *testing.T) {
-	t.Parallel()
-	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	for want, b := range map[string]header.BrakeState{
-		"brake pay since 2026-03-01 12:00:00Z by shop@a/7: 9 of 10 failed; shop@b/8 probes": {
-			Name: "pay", Stopped: true, Since: noon, By: "shop@a/7", Cause: "9 of 10 failed",
-			Prober: "shop@b/8",
-		},
-		"brake pay since 2026-03-01 12:00:00Z by shop@a/7; no process probes": {
-			Name: "pay", Stopped: true, Since: noon, By: "shop@a/7",
-		},
-		"brake pay since 2026-03-01 12:00:00Z, by hand, until 2026-03-01 13:00:00Z; start it before " +
-			"with millpond brake start": {
-			Name: "pay", Stopped: true, Since: noon, Manual: true, Until: noon.Add(time.Hour),
-		},
-		"brake pay: the process that probes does not answer, so that nothing more is known": {
-			Name: "pay", Stopped: true,
-		},
-		"brake pay since 2026-03-01 12:00:00Z by shop@a/7; processes say so, and the process that " +
-			"probes does not answer; open it with millpond brake start": {
-			Name: "pay", Stopped: true, Since: noon, By: "shop@a/7", Prober: "shop@b/8", Unknown: true,
-		},
-	} {
-		require.Equal(t, want, brakeText(b))
-	}
 }

@@ -35,6 +35,7 @@ const (
 	flagBasePath     = "base-path"
 	flagMask         = "mask"
 	flagHost         = "host"
+	flagPrometheus   = "prometheus"
 )
 
 // Secrets are in files or in the environment, because every user of a machine sees the arguments of
@@ -89,6 +90,10 @@ func (a app) serve() *cli.Command {
 			&cli.StringSliceFlag{
 				Name: flagHost, Usage: "`NAME` by which browsers reach the page, besides localhost and IP " +
 					"addresses; may be repeated",
+			},
+			&cli.StringFlag{
+				Name: flagPrometheus, Usage: "`URL` of a Prometheus that has the metrics of the broker or of " +
+					"the services: charts of up to 30 days; without it the last hour",
 			},
 		},
 		Action: func(ctx context.Context, c *cli.Command) error {
@@ -172,7 +177,7 @@ func (a app) pageConfig(c *cli.Command) (page.Config, error) {
 	config := page.Config{
 		URL: addressOf(c), Management: c.String(flagManagement), BasePath: c.String(flagBasePath),
 		Hosts: c.StringSlice(flagHost), AllowActions: c.Bool(flagAllowActions),
-		Masks: c.StringSlice(flagMask),
+		Masks: c.StringSlice(flagMask), Prometheus: c.String(flagPrometheus),
 	}
 	switch {
 	case config.AllowActions:

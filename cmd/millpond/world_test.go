@@ -81,7 +81,6 @@ func (h *house) numbers(t *testing.T, w *shop.World, waiting func(queue string) 
 	}
 	type queue struct {
 		Name                      string
-		Trouble                   []string
 		Total, Consumers, Waiting operate.Count
 		DeadLetters               operate.Count `json:"dead_letters"`
 		WaitingShared             bool          `json:"waiting_shared"`
@@ -90,6 +89,7 @@ func (h *house) numbers(t *testing.T, w *shop.World, waiting func(queue string) 
 		Queues, Stranded, Orphans []queue
 		Stopped                   []header.BrakeState
 		Gone                      []operate.Gone
+		Incidents                 []operate.Incident
 	}
 	var s status
 	rig.WaitFor(t, "the broker to have counted", func() bool {
@@ -110,10 +110,13 @@ func (h *house) numbers(t *testing.T, w *shop.World, waiting func(queue string) 
 		require.Contains(t, w.Queues, r.Name)
 		running := r.Name != shop.Down && r.Name != shop.Braked
 		require.Equal(t, running, r.Consumers.N == 1, r.Name)
-		for i, text := range r.Trouble {
-			r.Trouble[i] = h.stable(text)
+		var texts []string
+		for _, i := range s.Incidents {
+			if i.Concerns(r.Name) {
+				texts = append(texts, h.stable(i.Text))
+			}
 		}
-		require.Equal(t, trouble(w, r.Name), r.Trouble, r.Name)
+		require.ElementsMatch(t, trouble(w, r.Name), texts, r.Name)
 		require.Equal(t, w.Sharing[r.Name] != "", r.WaitingShared, r.Name)
 	}
 	for _, q := range s.Orphans {
@@ -158,11 +161,12 @@ func trouble(w *shop.World, queue string) []string {
 	list := []string{fmt.Sprintf("%d dead letters", w.DeadOf(queue))}
 	switch queue {
 	case "keyed":
-		return []string{fmt.Sprintf("key \"k 1\" blocked since %s, %d behind it", at, w.Behind)}
+		return []string{fmt.Sprintf(`key "k 1" is blocked by a dead letter, %d behind it`, w.Behind)}
 	case shop.Braked:
-		list = append(list, "brake "+shop.Brake+" stopped since "+at)
+		list = append(list, "stopped by hand until "+at+" by anna: it moves")
 	case shop.Down:
-		list = append(list, "no consumer (the broker does not show since when)")
+		list = append(list, fmt.Sprintf("no consumer, and %d messages wait to come back",
+			w.WaitingOf(queue)))
 	}
 	return list
 }
@@ -203,7 +207,6 @@ var (
 	tags     = regexp.MustCompile(`<[^>]*>`)
 	pageCell = regexp.MustCompile(`data-label="(Dead|Waiting)" class="n">(?:<div>)?(≤ )?([^<]*)<`)
 	pageList = regexp.MustCompile(`<li>([^<]*)</li>`)
-	pageTile = regexp.MustCompile(`<dt>([^<]*)</dt><dd[^>]*>([^<]*)</dd>`)
 	token    = regexp.MustCompile(`name="form" value="([^"]*)"`)
 )
 
@@ -239,18 +242,15 @@ func (h *house) pageNumbers(t *testing.T, w *shop.World, waiting func(queue stri
 		})
 		return body
 	}
-	want := map[string]string{"queues": "12", "queues in trouble": "12"}
-	dead, allWaiting := 0, waiting("keyed") // in its line
+	want := map[string]string{}
+	dead := 0
 	for _, queue := range w.Queues {
 		want[queue+" Dead"] = fmt.Sprint(w.DeadOf(queue))
 		want[queue+" Waiting"] = fmt.Sprint(waiting(queue))
-		want[queue+" Trouble"] = strings.Join(trouble(w, queue), "|")
+		texts := slices.Sorted(slices.Values(trouble(w, queue)))
+		want[queue+" Incidents"] = strings.Join(texts, "|")
 		dead += w.DeadOf(queue)
 	}
-	for _, n := range w.Waiting {
-		allWaiting += n
-	}
-	want["dead letters"], want["waiting"] = fmt.Sprint(dead), fmt.Sprint(allWaiting)
 	first, shown := "", map[string]string{}
 	rig.WaitFor(t, "the page to have counted", func() bool {
 		first, shown = get("/"), map[string]string{}
@@ -260,21 +260,21 @@ func (h *house) pageNumbers(t *testing.T, w *shop.World, waiting func(queue stri
 			}
 			var list []string
 			for _, entry := range pageList.FindAllStringSubmatch(row[0], -1) {
-				list = append(list, h.stable(html.UnescapeString(entry[1])))
+				text := strings.TrimPrefix(html.UnescapeString(entry[1]), "brake "+shop.Brake+" ")
+				list = append(list, h.stable(text))
 			}
-			shown[html.UnescapeString(row[1])+" Trouble"] = strings.Join(list, "|")
-		}
-		for _, tile := range pageTile.FindAllStringSubmatch(first, -1) {
-			shown[tile[1]] = tile[2]
+			slices.Sort(list)
+			shown[html.UnescapeString(row[1])+" Incidents"] = strings.Join(list, "|")
 		}
 		return maps.Equal(want, shown) || time.Since(began) > time.Minute
 	})
 	require.Equal(t, want, shown)
-	require.Contains(t, first, "Brake <code>"+shop.Brake+"</code> is stopped by hand")
-	require.Contains(t, first, "Not consumed, so that messages stay: <code>"+shop.Braked+"</code>.")
+	require.Contains(t, first, "brake "+shop.Brake+"</strong>: stopped by hand until ")
+	require.Contains(t, first, "Not consumed, so that messages stay: <code>"+shop.Braked+"</code></p>")
+	require.Contains(t, first, "12 of 12.")
 	for _, queue := range []string{"gone", "vanished"} {
 		require.Contains(t, html.UnescapeString(first), fmt.Sprintf(
-			"%d messages wait for queue %q, which is gone: the first returns at ", w.Waiting[queue], queue))
+			"%s</strong>: %d messages wait for it, and it is gone: they ", queue, w.Waiting[queue]))
 	}
 	require.Contains(t, look("/dead", "/dead/look"),
 		fmt.Sprintf("%d causes of %d letters", shop.Causes+1, dead))
@@ -299,7 +299,7 @@ func (h *house) pageNumbers(t *testing.T, w *shop.World, waiting func(queue stri
 		w.Stranded["old"]))
 	require.Contains(t, stranded, "queue &#34;old&#34; does not exist or cannot be reached")
 	require.Contains(t, first,
-		"3 messages</strong> in <code>millpond.stranded</code> lost their queue")
+		"millpond.stranded</strong>: 3 messages lost their queue while they waited")
 	byQueue := html.UnescapeString(tags.ReplaceAllString(look("/waiting", "/waiting/look"), " "))
 	for queue, n := range w.Waiting {
 		require.Regexp(t, fmt.Sprintf(`(?:^|\s)%s\s+(?:is gone\s+)?%d\s+20\d\d-`,

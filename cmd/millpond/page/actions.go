@@ -39,6 +39,8 @@ func (h *Handler) actionRoutes() []route {
 		{pattern: "POST /action/start", role: RoleAct, serve: h.start},
 		{pattern: "POST /action/stop", role: RoleAct, serve: h.stop},
 		{pattern: "POST /action/resume", role: RoleAct, serve: h.resume},
+		{pattern: "POST /brakes/stop", role: RoleAct, serve: h.stopBrake},
+		{pattern: "POST /brakes/start", role: RoleAct, serve: h.startBrake},
 	}
 }
 

@@ -260,16 +260,14 @@ func sparkline(counts []int, label string) template.HTML {
 	const step, height = 4, 24
 	most := slices.Max(counts)
 	var svg strings.Builder
-	fmt.Fprintf(&svg, `<svg class="spark" viewBox="0 0 %d %d" role="img" aria-label="%s">`,
-		step*bins, height, template.HTMLEscapeString(label))
+	fmt.Fprintf(&svg, `<svg class="spark" viewBox="0 0 %d %d" role="img" aria-label="%s"><path d="`,
+		step*len(counts), height, template.HTMLEscapeString(label))
 	for i, n := range counts {
 		if n > 0 {
-			tall := max(n*height/most, 2)
-			fmt.Fprintf(&svg, `<rect x="%d" y="%d" width="%d" height="%d"/>`,
-				i*step, height-tall, step-1, tall)
+			fmt.Fprintf(&svg, "M%d %dv%dh%dV%dz", i*step, height, -max(n*height/most, 2), step-1, height)
 		}
 	}
-	return template.HTML(svg.String() + "</svg>")
+	return template.HTML(svg.String() + `"/></svg>`)
 }
 
 // namesIn returns names to choose from, without names that look like others.

@@ -58,6 +58,9 @@ func (h *Handler) readRoutes() []route {
 	return []route{
 		{pattern: "GET /{$}", role: RoleRead, serve: h.now},
 		{pattern: "GET /events", role: RoleRead, serve: h.events},
+		{pattern: "GET /queue", role: RoleRead, serve: h.queue},
+		{pattern: "GET /history", role: RoleRead, serve: h.chart},
+		{pattern: "GET /brakes", role: RoleRead, serve: h.brakes},
 		{pattern: "GET /dead", role: RoleRead, serve: h.dead},
 		{pattern: "POST /dead/look", role: RoleRead, serve: h.lookDead},
 		{pattern: "GET /letter", role: RoleRead, serve: h.letter},

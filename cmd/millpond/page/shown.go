@@ -95,29 +95,7 @@ func ago(now, t time.Time) template.HTML {
 		t.UTC().Format(time.RFC3339), t.UnixMilli(), about(now.Sub(t))))
 }
 
-// about is a duration with one or two units, such as 5 s, 3 min or 2 h 10 min.
-func about(d time.Duration) string {
-	d = max(d, 0)
-	switch {
-	case d < time.Second:
-		return fmt.Sprintf("%d ms", d.Milliseconds())
-	case d < time.Minute:
-		return fmt.Sprintf("%g s", float64(d.Round(100*time.Millisecond))/float64(time.Second))
-	case d < time.Hour:
-		return twoUnits(d, time.Minute, "min", time.Second, "s")
-	case d < 24*time.Hour:
-		return twoUnits(d, time.Hour, "h", time.Minute, "min")
-	}
-	return twoUnits(d, 24*time.Hour, "d", time.Hour, "h")
-}
-
-func twoUnits(d, large time.Duration, name string, small time.Duration, smallName string) string {
-	text := fmt.Sprintf("%d %s", d/large, name)
-	if rest := d % large / small; rest > 0 {
-		text += fmt.Sprintf(" %d %s", rest, smallName)
-	}
-	return text
-}
+func about(d time.Duration) string { return overview.About(d) }
 
 // number is a count with narrow spaces between thousands. An unknown one is a question mark.
 func number(c operate.Count) string {
@@ -150,6 +128,7 @@ func functions(base string) template.FuncMap {
 		"digits":  digits,
 		"plural":  plural,
 		"rate":    rateText,
+		"growth":  overview.Growth,
 		"shares":  shares,
 		"args":    func(all ...any) []any { return all },
 		"add":     func(a, b int) int { return a + b },

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -25,6 +26,47 @@ func Digits(n int) string {
 	text := fmt.Sprint(n)
 	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
 		text = text[:i] + "\u202f" + text[i:]
+	}
+	return text
+}
+
+// About is a duration with one or two units, such as 5 s, 3 min or 2 h 10 min.
+func About(d time.Duration) string {
+	d = max(d, 0)
+	switch {
+	case d < time.Second:
+		return fmt.Sprintf("%d ms", d.Milliseconds())
+	case d < time.Minute:
+		return fmt.Sprintf("%g s", float64(d.Round(100*time.Millisecond))/float64(time.Second))
+	case d < time.Hour:
+		return twoUnits(d, time.Minute, "min", time.Second, "s")
+	case d < 24*time.Hour:
+		return twoUnits(d, time.Hour, "h", time.Minute, "min")
+	}
+	return twoUnits(d, 24*time.Hour, "d", time.Hour, "h")
+}
+
+func twoUnits(d, large time.Duration, name string, small time.Duration, smallName string) string {
+	text := fmt.Sprintf("%d %s", d/large, name)
+	if rest := d % large / small; rest > 0 {
+		text += fmt.Sprintf(" %d %s", rest, smallName)
+	}
+	return text
+}
+
+// Growth says how much the messages of an incident have grown, as "+40 in 10 min"; "" if that is
+// not known or nothing.
+func Growth(i operate.Incident, now time.Time) string {
+	if i.Grown == 0 || i.GrownSince.IsZero() {
+		return ""
+	}
+	return fmt.Sprintf("%+d in %s", i.Grown, About(now.Sub(i.GrownSince).Round(time.Second)))
+}
+
+// Middle shortens a text to n characters by leaving out its middle.
+func Middle(text string, n int) string {
+	if all := []rune(text); len(all) > n {
+		return string(all[:n/2]) + "…" + string(all[len(all)-(n-n/2-1):])
 	}
 	return text
 }

@@ -122,6 +122,9 @@ func (h *house) pages(b *tab, w *shop.World) []named {
 		{"not-found", "/nowhere"},
 		{"actions-none", "/actions"},
 		{"act-which", "/act"},
+		{"now-search", "/?q=RETURN"},
+		{"queue", "/queue?queue=orders"},
+		{"brakes", "/brakes"},
 		{"dead-none", "/dead?error=nothing+like+this"},
 		{"waiting-before", "/waiting"},
 	}
@@ -134,10 +137,10 @@ func (h *house) pages(b *tab, w *shop.World) []named {
 		dead += w.DeadOf(queue)
 	}
 	b.visit("/")
-	b.see(fmt.Sprintf(`%d messages wait for queue "gone", which is gone`, w.Waiting["gone"]),
-		fmt.Sprintf(`%d messages wait for queue "vanished", which is gone`, w.Waiting["vanished"]),
-		"brake "+shop.Brake+" stopped since", "no consumer (", `key "k 1" blocked since`,
-		fmt.Sprintf("%d behind it", w.Behind))
+	b.see(fmt.Sprintf("gone: %d messages wait for it", w.Waiting["gone"]),
+		fmt.Sprintf("vanished: %d messages wait for it", w.Waiting["vanished"]),
+		"brake "+shop.Brake+": stopped by hand until", "stock: no consumer, ",
+		fmt.Sprintf(`key "k 1" is blocked by a dead letter, %d behind it`, w.Behind))
 	h.numbers(b, w)
 	b.visit("/waiting")
 	m.press("Look at all messages that wait")

@@ -74,7 +74,7 @@ func hostileTexts(t *testing.T, y *yard) {
 	b.tolerate("status of 404")
 	m := mouse{b}
 	b.visit("/")
-	b.see("queues in trouble")
+	b.see("In progress")
 	b.clean()
 	b.visit("/dead")
 	began := time.Now()
@@ -107,7 +107,7 @@ func hostileTexts(t *testing.T, y *yard) {
 	b.see("The original is kept")
 	b.clean()
 	for _, path := range []string{
-		"/waiting", "/stranded", "/verify", "/doctor", "/act", "/actions",
+		"/waiting", "/stranded", "/brakes", "/verify", "/doctor", "/act", "/actions",
 		"/dead?error=%3Cscript%3Ehacked=1%3C/script%3E&reason=%22%3E%3Cimg%20src=x%20onerror=hacked=1%3E",
 		"/dead?payload=hacked&header=a%0d%0aSet-Cookie:x=%3Cscript%3E",
 		"/%3Cscript%3Ehacked=1%3C/script%3E", "/letter?dead=%3Cscript%3E&id=%00&position=1",

@@ -125,6 +125,26 @@ func (m *Manager) audit(event, who string, a *Action) error {
 	})
 }
 
+// Note does something that is no action, and notes in the audit log that it begins and how it ends.
+// If the log cannot be written, nothing is done.
+func (m *Manager) Note(who, kind, what string, do func(e *auditlog.Entry) error) error {
+	note := func(auditlog.Entry) error { return nil }
+	if m.log != nil {
+		note = m.log.Append
+	}
+	e := auditlog.Entry{
+		Event: "started", Who: who, Action: auditlog.NewID(), Kind: kind, What: what,
+	}
+	if err := note(e); err != nil {
+		return fmt.Errorf("the audit log cannot be written, so nothing was done: %w", err)
+	}
+	err := do(&e)
+	if e.Event = "done"; err != nil {
+		e.Event, e.Error = "failed", err.Error()
+	}
+	return errors.Join(err, note(e))
+}
+
 // Close stops every action, waits until none moves messages any more, and closes the files. The
 // actions become StateInterrupted, and the next Manager of the folder knows them.
 func (m *Manager) Close() error {
