@@ -29,8 +29,7 @@ const (
 type deadView struct {
 	Now    time.Time
 	Filter filter
-	// Queues are the queues to choose from.
-	Queues []queueChoice
+	Search search
 	// Sources are the dead-letter queues of the chosen queues, with the looks at them.
 	Sources []source
 	// Looked says that at least one has been looked at, Running that a look is under way.
@@ -46,15 +45,23 @@ type deadView struct {
 	Range             string // of the sparklines
 	Letters           []letterRow
 	Page, Pages       int
-	Reasons, Handlers []string // that were seen
-	ExistsOnBroker    operate.Count
+	// Mains are the queues with retries whose letters were chosen. Queue is the only one of them.
+	Mains          []share
+	Queue          string
+	ExistsOnBroker operate.Count
 }
 
 type queueChoice struct {
 	Name   string
-	Dead   operate.Count
+	Count  operate.Count
 	Chosen bool
-	Shared bool // Dead counts messages of other queues, too
+	Shared bool // Count counts messages of other queues, too
+}
+
+// share is the part of letters that a queue has.
+type share struct {
+	Queue string
+	Count int
 }
 
 // source is a dead-letter queue.
@@ -75,6 +82,16 @@ type group struct {
 	operate.Group
 	Spark template.HTML
 	times []int
+}
+
+// Mains are the queues of a cause on which an action can work.
+func (g group) Mains(of []share) (list []share) {
+	for _, main := range of {
+		if n := g.Queues[main.Queue]; n > 0 {
+			list = append(list, share{main.Queue, n})
+		}
+	}
+	return list
 }
 
 // letterRow is a letter in the list.
@@ -118,8 +135,8 @@ func lookKey(queue, filter string) string { return "dead\x00" + queue + "\x00" +
 
 // dead shows groups and letters.
 func (h *Handler) dead(w http.ResponseWriter, r *http.Request) error {
-	f, err := filterOf(r.URL.Query())
-	if err != nil {
+	f, err := filterOf(r.URL.Query(), conditions)
+	if err != nil || h.searches(w, r, f) {
 		return err
 	}
 	v, err := h.deadView(r.Context(), f)
@@ -130,8 +147,16 @@ func (h *Handler) dead(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	return h.show(w, r, "dead", view{
-		Title: "Dead letters", Nav: "dead", Data: v, Running: v.Running,
+		Title: "Dead letters", Nav: "dead", Data: v, Running: v.Running, Count: v.shown(),
 	})
+}
+
+// shown is how many letters the page shows: those that the broker counts, before a look.
+func (v *deadView) shown() int {
+	if v.Looked || v.Filter.Any() {
+		return v.Chosen
+	}
+	return v.ExistsOnBroker.N
 }
 
 // deadView finds the queues of a filter, and the looks at them.
@@ -146,10 +171,11 @@ func (h *Handler) deadView(ctx context.Context, f filter) (*deadView, error) {
 		return nil, notFound("there is no queue %s with retries in this virtual host",
 			quoted(unknown))
 	}
+	v.Search = h.searchOf("/dead", f, "words of the error, queue:orders, since:2h, header:tenant=7")
 	for _, main := range s.Vhost.Mains {
-		v.Queues = append(v.Queues, queueChoice{
-			Name: main.Name, Dead: main.DeadLetters, Chosen: slices.Contains(f.Queues(), main.Name),
-		})
+		if main.DeadLetters.N > 0 {
+			v.Search.offer(queueName, main.Name)
+		}
 	}
 	v.ExistsOnBroker = operate.Count{Source: operate.SourceManagement}
 	for i := range v.Sources {
@@ -183,7 +209,7 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 	if err != nil {
 		return err
 	}
-	reasons, handlers := map[string]bool{}, map[string]bool{}
+	offered, queues := map[[2]string]bool{}, map[string]int{}
 	first, last := int64(0), int64(0)
 	for i := range v.Sources {
 		src := &v.Sources[i]
@@ -193,10 +219,12 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 		v.Total += len(src.pile.stubs)
 		v.Kept += len(src.pile.contents)
 		for _, o := range src.pile.origins.values {
-			reasons[o.reason], handlers[o.handler] = true, true
+			offered[[2]string{"reason", o.reason}] = true
+			offered[[2]string{"handler", o.handler}] = true
 		}
 		left, err := src.pile.chosen(chosen, func(s *stub, _ *detail) {
 			v.Chosen++
+			queues[src.pile.origins.values[s.from].queue]++
 			if s.dead != 0 {
 				if first == 0 || s.dead < first {
 					first = s.dead
@@ -208,7 +236,11 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 			return err
 		}
 	}
-	v.Reasons, v.Handlers = namesIn(reasons), namesIn(handlers)
+	for o := range offered {
+		v.Search.offer(o[0], o[1])
+	}
+	slices.Sort(v.Search.Offers)
+	v.share(queues)
 	groups := map[string]*group{}
 	listed := 0
 	for i := range v.Sources {
@@ -272,12 +304,22 @@ func sparkline(counts []int, label string) template.HTML {
 	return template.HTML(svg.String() + "</svg>")
 }
 
-// namesIn returns names to choose from, without names that look like others.
-func namesIn(set map[string]bool) []string {
-	maps.DeleteFunc(set, func(name string, _ bool) bool { return name != visible(name, false) })
-	delete(set, "")
-	names := slices.Sorted(maps.Keys(set))
-	return names[:min(len(names), maxGroups)]
+// share counts the chosen letters of the queues on which an action can work.
+func (v *deadView) share(counts map[string]int) {
+	known := map[string]bool{}
+	for _, src := range v.Sources {
+		for _, main := range src.Mains {
+			known[main] = true
+		}
+	}
+	for _, queue := range slices.Sorted(maps.Keys(counts)) {
+		if known[queue] {
+			v.Mains = append(v.Mains, share{queue, counts[queue]})
+		}
+	}
+	if len(v.Mains) == 1 {
+		v.Queue = v.Mains[0].Queue
+	}
 }
 
 func (g *group) add(dead int64, from *origin, first, last int64) {
@@ -333,7 +375,7 @@ func (l letterRow) Address() template.URL { return letterAt(l.Dead, l.ID, l.Posi
 
 // lookDead looks at the dead-letter queues of a form's filter.
 func (h *Handler) lookDead(w http.ResponseWriter, r *http.Request) error {
-	f, err := filterOf(r.Form)
+	f, err := filterOf(r.Form, conditions)
 	if err != nil {
 		return err
 	}

@@ -239,6 +239,7 @@ func (p *pile) chosen(
 	if err != nil {
 		return 0, err
 	}
+	groups := strings.Split(f.Group, ",")
 	for i := range p.stubs {
 		s := &p.stubs[i]
 		from := &p.origins.values[s.from]
@@ -246,7 +247,7 @@ func (p *pile) chosen(
 		case len(f.Queues) > 0 && !slices.Contains(f.Queues, from.queue),
 			f.Reason != "" && f.Reason != header.Reason(from.reason),
 			f.Handler != "" && f.Handler != from.handler,
-			f.Group != "" && f.Group != p.causes.values[s.cause].id,
+			f.Group != "" && !slices.Contains(groups, p.causes.values[s.cause].id),
 			!f.Since.IsZero() && (s.dead == 0 || s.dead < f.Since.UnixMilli()),
 			!f.Until.IsZero() && (s.dead == 0 || s.dead >= f.Until.UnixMilli()):
 			continue

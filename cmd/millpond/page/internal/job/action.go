@@ -14,6 +14,7 @@
 package job
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -119,6 +120,49 @@ func (a Action) Active() bool { return a.State == StateRunning || a.State == Sta
 func (a Action) Resumable() bool {
 	return verbs[a.Request.Kind] != "" && a.Request.Kind != Edit && a.Progress.Done < a.Count &&
 		slices.Contains([]State{StateStopped, StateFailed, StateInterrupted}, a.State)
+}
+
+// Deed is what the action does in a few words, as the button that confirms it says: Replay 40
+// letters.
+func (a Action) Deed() string {
+	r := &a.Request
+	switch r.Kind {
+	case ReleaseKey:
+		return "Release key " + r.KeyText
+	case ReplayKey:
+		return fmt.Sprintf("Replay %s of key %s", a.things("letter"), r.KeyText)
+	case Cancel:
+		return "Cancel the retries of " + a.things("message")
+	}
+	return verbs[r.Kind] + " " + a.things(r.Kind.noun())
+}
+
+// Title names the action: Replay of 40 letters of orders.
+func (a Action) Title() string {
+	name := map[Kind]string{Cancel: "Cancellation", Edit: "Edit"}[a.Request.Kind]
+	if a.Request.Kind == ReleaseKey || a.Request.Kind == ReplayKey {
+		return fmt.Sprintf("%s of %s", a.Deed(), a.Request.Queue)
+	}
+	return fmt.Sprintf("%s of %s of %s", cmp.Or(name, verbs[a.Request.Kind]),
+		a.things(a.Request.Kind.noun()), a.Request.Queue)
+}
+
+func (a Action) things(one string) string {
+	if a.Count != 1 {
+		one += "s"
+	}
+	return overview.Digits(a.Count) + " " + one
+}
+
+// noun is one of the things that an action moves.
+func (k Kind) noun() string {
+	switch k {
+	case Return:
+		return "stranded message"
+	case Release, Cancel:
+		return "waiting message"
+	}
+	return "letter"
 }
 
 // Outcome says in a sentence how far the action is.
