@@ -39,12 +39,12 @@ type deadView struct {
 	// the letters that may meet it and are not in the list.
 	Total, Chosen, Left int
 	// Kept counts the letters whose payloads are kept, Unseen the sources that were not looked at.
-	Kept, Unseen      int
-	Groups            []group
-	MoreGroups        int
-	Range             string // of the sparklines
-	Letters           []letterRow
-	Page, Pages       int
+	Kept, Unseen int
+	Groups       []group
+	MoreGroups   int
+	Range        string // of the sparklines
+	Letters      []letterRow
+	Page, Pages  int
 	// Mains are the queues with retries whose letters were chosen. Queue is the only one of them.
 	Mains          []share
 	Queue          string
