@@ -16,6 +16,7 @@ type waitingView struct {
 	looked
 	Now    time.Time
 	At     time.Time
+	Mains  int           // queues with retries
 	Queues []queueChoice // in which messages wait, most first
 	More   int           // that are not shown
 	Filter filter
@@ -57,7 +58,7 @@ func (h *Handler) waiting(w http.ResponseWriter, r *http.Request) error {
 	if err != nil || h.searches(w, r, f) {
 		return err
 	}
-	v := &waitingView{Now: time.Now(), At: s.At, Gone: s.Vhost.Gone, Filter: f}
+	v := &waitingView{Now: time.Now(), At: s.At, Gone: s.Vhost.Gone, Filter: f, Mains: len(s.Vhost.Mains)}
 	v.Search = h.searchOf("/waiting", f, "queue:orders, then words of the error, id:…, delay:10s")
 	name := f.Get(queueName)
 	for _, main := range s.Vhost.Mains {

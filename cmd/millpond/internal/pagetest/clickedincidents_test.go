@@ -50,7 +50,12 @@ func (i *incident) open() {
 const most = 6
 
 // begin goes to the first page, where the clicks count from.
-func (i *incident) begin() { i.t.Helper(); i.visit("/"); i.clicks = 0 }
+func (i *incident) begin() {
+	i.t.Helper()
+	i.visit("/")
+	i.see("orders")
+	i.clicks = 0
+}
 
 // look goes from the first page to the letters of the queue.
 func (i *incident) look(causes string) {
@@ -227,6 +232,7 @@ func longWait(t *testing.T, y *yard) {
 	rig.AwaitDepth(t, h.URL, "orders.wait.1h", 4)
 	for _, press := range []string{"Cancel the retries of order-2", "Release all messages"} {
 		i.begin()
+		i.await("parseInt(" + cell("orders", "Waiting") + ") > 0")
 		i.press("Waiting")
 		i.press("orders")
 		i.press("Look")
