@@ -32,8 +32,10 @@ type deadView struct {
 	Search search
 	// Sources are the dead-letter queues of the chosen queues, with the looks at them.
 	Sources []source
-	// Looked says that at least one has been looked at, Running that a look is under way.
+	// Looked says that at least one has been looked at, Oldest when the first was, Running that a look
+	// is under way.
 	Looked  bool
+	Oldest  time.Time
 	Running []*task
 	// Total counts the letters that the looks have seen, Chosen the letters that meet the filter, Left
 	// the letters that may meet it and are not in the list.
@@ -188,6 +190,9 @@ func (h *Handler) deadView(ctx context.Context, f filter) (*deadView, error) {
 		}
 		if src.pile = h.letters.find(src.Queue, keys...); src.pile != nil {
 			src.At, src.Took, v.Looked = src.pile.at, src.pile.took, true
+			if v.Oldest.IsZero() || src.At.Before(v.Oldest) {
+				v.Oldest = src.At
+			}
 		} else {
 			v.Unseen++
 		}
