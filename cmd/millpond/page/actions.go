@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -288,29 +287,14 @@ func (v actionView) Option(name string) string {
 		return v.typed.Get(name)
 	}
 	r := v.Request
-	number := func(n float64, unit string) string {
-		if n == 0 {
-			return ""
-		}
-		return strconv.FormatFloat(n, 'g', -1, 64) + unit
+	text := fmt.Sprint(map[string]any{
+		"canary": r.Canary, "ramp": strings.Trim(fmt.Sprint(r.Steps), "[]"), "stop-at": 100 * r.StopAt,
+		"rate": r.Rate, "settle": r.Settle, "watch": r.Watch, "max-replays": r.MaxReplays, "to": r.To,
+	}[name])
+	if text == "0" || text == "0s" {
+		return ""
 	}
-	switch name {
-	case "canary":
-		return strconv.Itoa(r.Canary)
-	case "ramp":
-		return strings.Trim(fmt.Sprint(r.Steps), "[]")
-	case "stop-at":
-		return number(100*r.StopAt, "")
-	case "rate":
-		return number(r.Rate, "/s")
-	case "settle":
-		return number(r.Settle.Seconds(), "s")
-	case "watch":
-		return number(r.Watch.Seconds(), "s")
-	case "max-replays":
-		return number(float64(r.MaxReplays), "")
-	}
-	return r.To
+	return text
 }
 
 // DeadAgain is the query of the letters that a replay has moved and that are dead again; empty

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"html/template"
-	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -27,9 +26,8 @@ const (
 
 // deadView is the page of dead letters.
 type deadView struct {
-	Now    time.Time
-	Filter filter
-	Search search
+	search
+	Now time.Time
 	// Sources are the dead-letter queues of the chosen queues, with the looks at them.
 	Sources []source
 	// Looked says that at least one has been looked at, Oldest when the first was, Running that a look
@@ -41,23 +39,20 @@ type deadView struct {
 	// the letters that may meet it and are not in the list.
 	Total, Chosen, Left int
 	// Kept counts the letters whose payloads are kept, Unseen the sources that were not looked at.
-	Kept, Unseen int
-	Groups       []group
-	MoreGroups   int
-	Range        string // of the sparklines
-	Letters      []letterRow
-	Page, Pages  int
-	// Mains are the queues with retries whose letters were chosen. Queue is the only one of them.
-	Mains          []share
-	Queue          string
+	Kept, Unseen   int
+	Groups         []group
+	MoreGroups     int
+	Range          string // of the sparklines
+	Letters        []letterRow
+	Page, Pages    int
+	ByQueue        map[string]int // letters that were chosen
 	ExistsOnBroker operate.Count
 }
 
 type queueChoice struct {
-	Name   string
-	Count  operate.Count
-	Chosen bool
-	Shared bool // Count counts messages of other queues, too
+	Name           string
+	Count          operate.Count
+	Shared, Chosen bool // Shared: Count counts messages of other queues, too
 }
 
 // share is the part of letters that a queue has.
@@ -75,7 +70,6 @@ type source struct {
 	plan  topology.Plan
 	pile  *pile
 	At    time.Time
-	Took  time.Duration
 	Err   string
 }
 
@@ -84,16 +78,6 @@ type group struct {
 	operate.Group
 	Spark template.HTML
 	times []int
-}
-
-// Mains are the queues of a cause on which an action can work.
-func (g group) Mains(of []share) (list []share) {
-	for _, main := range of {
-		if n := g.Queues[main.Queue]; n > 0 {
-			list = append(list, share{main.Queue, n})
-		}
-	}
-	return list
 }
 
 // letterRow is a letter in the list.
@@ -138,7 +122,7 @@ func lookKey(queue, filter string) string { return "dead\x00" + queue + "\x00" +
 // dead shows groups and letters.
 func (h *Handler) dead(w http.ResponseWriter, r *http.Request) error {
 	f, err := filterOf(r.URL.Query(), conditions)
-	if err != nil || h.searches(w, r, f) {
+	if err != nil {
 		return err
 	}
 	v, err := h.deadView(r.Context(), f)
@@ -149,16 +133,8 @@ func (h *Handler) dead(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	return h.show(w, r, "dead", view{
-		Title: "Dead letters", Nav: "dead", Data: v, Running: v.Running, Count: v.shown(),
+		Title: "Dead letters", Nav: "dead", Data: v, Running: v.Running, Count: v.Chosen,
 	})
-}
-
-// shown is how many letters the page shows: those that the broker counts, before a look.
-func (v *deadView) shown() int {
-	if v.Looked || v.Filter.Any() {
-		return v.Chosen
-	}
-	return v.ExistsOnBroker.N
 }
 
 // deadView finds the queues of a filter, and the looks at them.
@@ -167,16 +143,16 @@ func (h *Handler) deadView(ctx context.Context, f filter) (*deadView, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := &deadView{Now: time.Now(), Filter: f}
+	v := &deadView{Now: time.Now(), search: h.searchOf("/dead", f,
+		"words of the error, queue:orders, since:2h, header:tenant=7")}
 	var unknown []string
 	if v.Sources, unknown = sourcesOf(s.Vhost, f); len(unknown) > 0 {
 		return nil, notFound("there is no queue %s with retries in this virtual host",
 			quoted(unknown))
 	}
-	v.Search = h.searchOf("/dead", f, "words of the error, queue:orders, since:2h, header:tenant=7")
 	for _, main := range s.Vhost.Mains {
 		if main.DeadLetters.N > 0 {
-			v.Search.offer(queueName, main.Name)
+			v.offer(queueName, main.Name)
 		}
 	}
 	v.ExistsOnBroker = operate.Count{Source: operate.SourceManagement}
@@ -189,7 +165,7 @@ func (h *Handler) deadView(ctx context.Context, f filter) (*deadView, error) {
 			v.Running, src.Err = append(v.Running, l.Running...), cmp.Or(l.Err, src.Err)
 		}
 		if src.pile = h.letters.find(src.Queue, keys...); src.pile != nil {
-			src.At, src.Took, v.Looked = src.pile.at, src.pile.took, true
+			src.At, v.Looked = src.pile.at, true
 			if v.Oldest.IsZero() || src.At.Before(v.Oldest) {
 				v.Oldest = src.At
 			}
@@ -214,7 +190,8 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 	if err != nil {
 		return err
 	}
-	offered, queues := map[[2]string]bool{}, map[string]int{}
+	offered := map[[2]string]bool{}
+	v.ByQueue = map[string]int{}
 	first, last := int64(0), int64(0)
 	for i := range v.Sources {
 		src := &v.Sources[i]
@@ -229,7 +206,7 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 		}
 		left, err := src.pile.chosen(chosen, func(s *stub, _ *detail) {
 			v.Chosen++
-			queues[src.pile.origins.values[s.from].queue]++
+			v.ByQueue[src.pile.origins.values[s.from].queue]++
 			if s.dead != 0 {
 				if first == 0 || s.dead < first {
 					first = s.dead
@@ -242,10 +219,9 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 		}
 	}
 	for o := range offered {
-		v.Search.offer(o[0], o[1])
+		v.offer(o[0], o[1])
 	}
-	slices.Sort(v.Search.Offers)
-	v.share(queues)
+	slices.Sort(v.Offers)
 	groups := map[string]*group{}
 	listed := 0
 	for i := range v.Sources {
@@ -309,22 +285,17 @@ func sparkline(counts []int, label string) template.HTML {
 	return template.HTML(svg.String() + "</svg>")
 }
 
-// share counts the chosen letters of the queues on which an action can work.
-func (v *deadView) share(counts map[string]int) {
-	known := map[string]bool{}
+// Mains are the queues on which an action can work, with their parts of the counts.
+func (v *deadView) Mains(counts map[string]int) (list []share) {
 	for _, src := range v.Sources {
 		for _, main := range src.Mains {
-			known[main] = true
+			s := share{main, counts[main]}
+			if s.Count > 0 && !slices.Contains(list, s) {
+				list = append(list, s)
+			}
 		}
 	}
-	for _, queue := range slices.Sorted(maps.Keys(counts)) {
-		if known[queue] {
-			v.Mains = append(v.Mains, share{queue, counts[queue]})
-		}
-	}
-	if len(v.Mains) == 1 {
-		v.Queue = v.Mains[0].Queue
-	}
+	return list
 }
 
 func (g *group) add(dead int64, from *origin, first, last int64) {
@@ -440,7 +411,6 @@ func (h *Handler) lookAt(
 		if err != nil {
 			return nil, err
 		}
-		began := time.Now()
 		p, room := h.letters.begin(src.Queue, key)
 		for l, err := range operator.Dead(ctx, src.plan, chosen, 0) {
 			if err != nil {
@@ -450,7 +420,7 @@ func (h *Handler) lookAt(
 				note(counted(len(p.stubs), "letter"))
 			}
 		}
-		p.at, p.took = time.Now(), time.Since(began)
+		p.at = time.Now()
 		h.letters.end(p)
 		return nil, nil //nolint:nilnil // the store has the letters
 	}

@@ -68,15 +68,12 @@ func TestPageShowsTheHouse(t *testing.T) {
 	} {
 		require.Contains(t, v.get("/dead?"+query).text(), want, query)
 	}
-	// What is searched for is in the address, as the conditions of before.
-	for search, want := range map[string]string{
-		"no customer":                       "error=no+customer&queue=mail",
-		"10.0.0.7:443: x":                   "error=10.0.0.7%3A443%3A+x&queue=mail",
-		`queue:orders since:2h error:"a b"`: "error=a+b&queue=orders&since=2h",
-		"id:a id:b":                         "id=a&id=b&queue=mail",
+	for search, want := range map[string]string{ // in place of what was set, or beside it
+		"10.0.0.7:443: x":                        `error 10.0.0.7:443: x × id a × queue mail ×`,
+		`queue:orders since:2h error:"a b" id:b`: "error a b × id a × id b × queue orders × since 2h ×",
 	} {
-		a := v.get("/dead?" + url.Values{"q": {search}, "queue": {"mail"}}.Encode())
-		require.Equal(t, want, a.Request.URL.RawQuery)
+		a := v.get("/dead?" + url.Values{"q": {search}, "queue": {"mail"}, "id": {"a"}}.Encode())
+		require.Contains(t, a.text(), want)
 	}
 	require.Contains(t, v.get("/dead?id=a&id=b").body, `<a href="/dead?id=b" aria-label="Take away id a">`)
 	for query, want := range map[string]string{

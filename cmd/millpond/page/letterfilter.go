@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"html/template"
 	"maps"
-	"net/http"
 	"net/url"
 	"regexp"
 	"slices"
@@ -80,15 +79,6 @@ func searched(values url.Values, names []string) url.Values {
 
 // repeats are the conditions that a search adds to those of the same name; others take their place.
 var repeats = map[string]bool{"id": true, "for": true, "group": true, "header": true}
-
-// searches shows a page again at the address that has what was searched for as conditions.
-func (h *Handler) searches(w http.ResponseWriter, r *http.Request, f filter) bool {
-	if !r.URL.Query().Has("q") {
-		return false
-	}
-	_ = h.to(w, r, r.URL.Path+"?"+f.query())
-	return true
-}
 
 // search is the search field of a page, and what is set.
 type search struct {

@@ -31,7 +31,6 @@ type pile struct {
 	queue    string // the dead-letter queue
 	key      string // the filter of the look
 	at       time.Time
-	took     time.Duration
 	stubs    []stub                 // of all letters that the look has chosen
 	details  []detail               // of the first stubs
 	contents map[int]operate.Letter // by position

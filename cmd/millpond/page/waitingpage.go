@@ -14,19 +14,15 @@ import (
 // waitingView is the page of waiting messages.
 type waitingView struct {
 	looked
+	search
 	Now    time.Time
 	At     time.Time
 	Mains  int           // queues with retries
 	Queues []queueChoice // in which messages wait, most first
-	More   int           // that are not shown
-	Filter filter
-	Search search
 	// Gone are messages for queues that are gone.
 	Gone []operate.Gone
 	// Main is the chosen queue; nil if none is chosen.
 	Main     *operate.Main
-	Waits    []operate.Wait // that are not empty
-	Empty    int
 	Messages []operate.Waiter
 	Total    int
 	Foreign  int // that wait for another queue
@@ -55,55 +51,40 @@ func (h *Handler) waiting(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	f, err := filterOf(r.URL.Query(), waitConditions)
-	if err != nil || h.searches(w, r, f) {
+	if err != nil {
 		return err
 	}
-	v := &waitingView{Now: time.Now(), At: s.At, Gone: s.Vhost.Gone, Filter: f, Mains: len(s.Vhost.Mains)}
-	v.Search = h.searchOf("/waiting", f, "queue:orders, then words of the error, id:…, delay:10s")
+	v := &waitingView{
+		Now: time.Now(), At: s.At, Gone: s.Vhost.Gone, Mains: len(s.Vhost.Mains),
+		search: h.searchOf("/waiting", f, "queue:orders, then words of the error, id:…, delay:10s"),
+	}
 	name := f.Get(queueName)
 	for _, main := range s.Vhost.Mains {
 		if main.Waiting.N > 0 || !main.Waiting.Known() {
-			v.Search.offer(queueName, main.Name)
-			v.Queues = append(v.Queues, queueChoice{
-				Name: main.Name, Count: main.Waiting, Shared: main.WaitingShared,
-			})
+			v.offer(queueName, main.Name)
+			v.Queues = append(v.Queues, queueChoice{main.Name, main.Waiting, main.WaitingShared, false})
 		}
 	}
 	slices.SortStableFunc(v.Queues, func(a, b queueChoice) int { return b.Count.N - a.Count.N })
-	v.More = max(len(v.Queues)-maxGroups, 0)
-	v.Queues = v.Queues[:len(v.Queues)-v.More]
-	count := 0
+	v.Queues = v.Queues[:min(len(v.Queues), maxGroups)]
 	if name == "" {
 		v.looked, v.Groups = lastLook[[]waitGroup](h, "waiting\x00")
-		for _, g := range v.Groups {
-			count += g.Count
-		}
 	} else {
 		main, err := s.main(name)
 		if err != nil {
 			return err
 		}
 		v.Main = &main
-		for _, q := range main.Waits {
-			if q.Total.Known() && q.Total.N == 0 {
-				v.Empty++
-			} else {
-				v.Waits = append(v.Waits, q)
-			}
-		}
 		var found []operate.Waiter
 		v.looked, found = lastLook[[]operate.Waiter](h, "waiting\x00"+name)
-		if err := v.read(found, pageOf(r)); err != nil {
-			return err
-		}
-		count = v.Total
+		v.read(found, pageOf(r))
 		if main.Line != nil {
 			v.Order = h.orderOf(&main)
 			v.Running = append(v.Running, v.Order.Running...)
 		}
 	}
 	return h.show(w, r, "waiting", view{
-		Title: "Waiting", Nav: "waiting", Data: v, Running: v.Running, Count: count,
+		Title: "Waiting", Nav: "waiting", Data: v, Running: v.Running, Count: v.Total,
 	})
 }
 
@@ -113,19 +94,12 @@ func pageOf(r *http.Request) int {
 }
 
 // read fills in the messages of a look that meet the filter.
-func (v *waitingView) read(found []operate.Waiter, page int) error {
-	chosen, err := v.Filter.operate(v.Now)
-	if err != nil {
-		return err
-	}
-	delay := chosen.Delay
-	chosen.Delay = 0
-	meets, err := chosen.Matcher()
-	if err != nil {
-		return err
-	}
+func (v *waitingView) read(found []operate.Waiter, page int) {
+	chosen, _ := v.Filter.operate(v.Now) // filterOf has checked it
+	meets, _ := operate.Filter{IDs: chosen.IDs, Error: chosen.Error}.Matcher()
 	found = slices.DeleteFunc(slices.Clone(found), func(m operate.Waiter) bool {
-		return delay != 0 && m.Delay != delay || !meets(operate.Letter{ID: m.ID, Error: m.Error})
+		return chosen.Delay != 0 && m.Delay != chosen.Delay ||
+			!meets(operate.Letter{ID: m.ID, Error: m.Error})
 	})
 	v.Total, v.Pages = len(found), (len(found)+perPage-1)/perPage
 	v.Page = min(page, max(v.Pages, 1))
@@ -135,7 +109,6 @@ func (v *waitingView) read(found []operate.Waiter, page int) error {
 			v.Foreign++
 		}
 	}
-	return nil
 }
 
 func (h *Handler) lookWaiting(w http.ResponseWriter, r *http.Request) error {
@@ -210,9 +183,8 @@ type strandedView struct {
 	Queues  []operate.Queue
 	Orphans []operate.Orphan
 	// Queue is the chosen stranded queue.
-	Queue  string
-	Filter filter
-	Search search
+	Queue string
+	search
 	strays
 	MoreGroups int
 }
@@ -233,14 +205,14 @@ func (h *Handler) stranded(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	f, err := filterOf(r.URL.Query(), conditions)
-	if err != nil || h.searches(w, r, f) {
+	if err != nil {
 		return err
 	}
 	v := &strandedView{
 		At: s.At, Queues: s.Vhost.Stranded, Orphans: s.Vhost.Orphans,
-		Queue: f.Get(queueName), Filter: f,
+		Queue:  f.Get(queueName),
+		search: h.searchOf("/stranded", f, "words of the error, for:orders, since:2h"),
 	}
-	v.Search = h.searchOf("/stranded", f, "words of the error, for:orders, since:2h")
 	if v.Queue == "" && len(v.Queues) == 1 {
 		v.Queue = v.Queues[0].Name
 	}
@@ -248,16 +220,10 @@ func (h *Handler) stranded(w http.ResponseWriter, r *http.Request) error {
 		return noStranded(v.Queue)
 	}
 	v.looked, v.strays = lastLook[strays](h, strayKey(v.Queue, f))
-	count := v.Total
-	if v.Looked.IsZero() && !f.Any() {
-		for _, q := range v.Queues {
-			count += q.Total.N
-		}
-	}
 	v.MoreGroups = max(len(v.Groups)-maxGroups, 0)
 	v.Groups = v.Groups[:len(v.Groups)-v.MoreGroups]
 	return h.show(w, r, "stranded", view{
-		Title: "Stranded", Nav: "stranded", Data: v, Running: v.Running, Count: count,
+		Title: "Stranded", Nav: "stranded", Data: v, Running: v.Running, Count: v.Total,
 	})
 }
 

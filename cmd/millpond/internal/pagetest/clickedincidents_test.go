@@ -27,13 +27,16 @@ type incident struct {
 	t *testing.T
 }
 
+// quick is a service that gives up soon.
+var quick = rig.Config{Policy: backoff.List{200 * time.Millisecond, 400 * time.Millisecond}}
+
 // newIncident starts a service and the page.
-func newIncident(t *testing.T, y *yard, handler func(body string) error) *incident {
+func newIncident(
+	t *testing.T, y *yard, c rig.Config, handler func(body string) error,
+) *incident {
 	t.Helper()
 	h := y.newHouse(t)
-	i := &incident{h: h, t: t, Orders: h.Orders(rig.Config{
-		Policy: backoff.List{200 * time.Millisecond, 400 * time.Millisecond},
-	}, handler)}
+	i := &incident{h: h, t: t, Orders: h.Orders(c, handler)}
 	i.open()
 	return i
 }
@@ -82,7 +85,7 @@ func (i *incident) confirm(words string) {
 func badDeploy(t *testing.T, y *yard) {
 	var broken atomic.Bool
 	broken.Store(true)
-	i := newIncident(t, y, func(string) error {
+	i := newIncident(t, y, quick, func(string) error {
 		if broken.Load() {
 			return fmt.Errorf("order 17: %w", shop.ErrBroken)
 		}
@@ -107,7 +110,7 @@ func outage(t *testing.T, y *yard) {
 	var down atomic.Bool
 	down.Store(true)
 	var tries atomic.Int64
-	i := newIncident(t, y, func(string) error {
+	i := newIncident(t, y, quick, func(string) error {
 		tries.Add(1)
 		if down.Load() {
 			return errors.New("dial tcp 10.0.0.7:443: connection refused")
@@ -146,7 +149,7 @@ func outage(t *testing.T, y *yard) {
 // One order can never be handled. It is looked at, mended and replayed; another is thrown away, and
 // the server keeps it in a file.
 func poison(t *testing.T, y *yard) {
-	i := newIncident(t, y, func(body string) error {
+	i := newIncident(t, y, quick, func(body string) error {
 		if strings.Contains(body, `"order":3}`) || strings.Contains(body, `"order":5}`) {
 			panic("index out of range")
 		}
@@ -219,18 +222,15 @@ func stranded(t *testing.T, y *yard) {
 func longWait(t *testing.T, y *yard) {
 	var down atomic.Bool
 	down.Store(true)
-	h := y.newHouse(t)
-	i := &incident{h: h, t: t, Orders: h.Orders(rig.Config{Policy: backoff.List{time.Hour}},
-		func(string) error {
-			if down.Load() {
-				return errors.New("the supplier is closed")
-			}
-			return nil
-		})}
-	i.open()
+	i := newIncident(t, y, rig.Config{Policy: backoff.List{time.Hour}}, func(string) error {
+		if down.Load() {
+			return errors.New("the supplier is closed")
+		}
+		return nil
+	})
 	i.Place(0, 4)
-	rig.AwaitDepth(t, h.URL, "orders.wait.1h", 4)
-	for _, press := range []string{"Cancel the retries of order-2", "Release all messages"} {
+	rig.AwaitDepth(t, i.h.URL, "orders.wait.1h", 4)
+	for _, press := range []string{"Cancel order-2", "Release all messages"} {
 		i.begin()
 		i.await("parseInt(" + cell("orders", "Waiting") + ") > 0")
 		i.press("Waiting")
@@ -248,9 +248,7 @@ func longWait(t *testing.T, y *yard) {
 // A letter blocks its key. It is mended by a deploy, and goes on before those that wait behind it.
 func blockedKey(t *testing.T, y *yard) {
 	var mended atomic.Bool
-	h := y.newHouse(t)
-	i := &incident{h: h, t: t, Orders: h.Orders(shop.InOrder(), shop.Bad(mended.Load))}
-	i.open()
+	i := newIncident(t, y, shop.InOrder(), shop.Bad(mended.Load))
 	i.Keyed("k 1", "bad 1", "2", "3")
 	i.AwaitDead(1)
 	i.begin()

@@ -9,8 +9,7 @@ function about(ms) {
   const s = Math.max(0, Math.floor(ms / 1000));
   if (s < 60) return s + " s";
   if (s < 3600) return Math.floor(s / 60) + " min";
-  if (s < 2 * 86400) return Math.floor(s / 3600) + " h";
-  return Math.floor(s / 86400) + " d";
+  return s < 2 * 86400 ? Math.floor(s / 3600) + " h" : Math.floor(s / 86400) + " d";
 }
 
 function tick() {
@@ -37,14 +36,12 @@ function put(part, html) {
   const active = part.contains(document.activeElement) ? document.activeElement : null;
   const row = active?.tagName === "TR";
   const focus = (row ? active.querySelector("[id]") : active)?.id;
-  const typed = [...part.querySelectorAll("input[data-filter]")].map((i) => [i.id, i.value]);
   const open = [...part.querySelectorAll("details[id][open]")].map((d) => d.id);
   part.innerHTML = html; // made by this server, which escapes all text
   if (part.querySelector("[data-reload]")) return location.reload();
   tick();
   const count = part.querySelector("[data-count]")?.dataset.count;
   if (count) document.title = (count > 0 ? `(${count}) ` : "") + document.title.replace(/^\(.*?\) /, "");
-  for (const [id, value] of typed) document.getElementById(id).value = value;
   for (const input of document.querySelectorAll("input[data-filter]")) narrow(input);
   for (const id of open) document.getElementById(id)?.setAttribute("open", "");
   const again = focus && document.getElementById(focus);
@@ -162,8 +159,6 @@ for (const form of document.querySelectorAll("form.rows")) {
 }
 
 // Keys.
-const rows = () => [...document.querySelectorAll("main tbody tr")].filter((r) => !r.hidden);
-
 function at(row, options) {
   if (!row) return;
   row.tabIndex = -1;
@@ -171,13 +166,9 @@ function at(row, options) {
 }
 
 function step(by) {
-  const all = rows();
+  const all = [...document.querySelectorAll("main tbody tr")].filter((row) => !row.hidden);
   const here = all.indexOf(document.activeElement.closest("tr"));
-  at(all[here < 0 ? (by > 0 ? 0 : all.length - 1) : Math.min(Math.max(here + by, 0), all.length - 1)]);
-}
-
-function toggle(row) {
-  row?.querySelector(".tick input")?.click();
+  at(all[here < 0 ? 0 : Math.min(Math.max(here + by, 0), all.length - 1)]);
 }
 
 const sheet = document.getElementById("sheet");
@@ -185,33 +176,31 @@ const places = { n: "/", d: "/dead", w: "/waiting", s: "/stranded" };
 const keys = {
   j: () => step(1),
   k: () => step(-1),
-  x: () => toggle(document.activeElement.closest("tr")),
+  x: () => document.activeElement.closest("tr")?.querySelector(".tick input")?.click(),
   "/": () => document.querySelector("main input[type=search]")?.focus(),
   "?": () => sheet.showModal(),
 };
 let went = 0; // when g was pressed
 
 addEventListener("keydown", (event) => {
-  const row = document.activeElement.closest("main tbody tr");
-  const writes = document.activeElement.matches("textarea, select, input:not([type=checkbox])");
-  if (event.key === "Escape" && !sheet.open) {
-    if (writes) document.activeElement.blur();
+  const { key } = event, here = document.activeElement;
+  const row = here.closest("main tbody tr");
+  const writes = here.matches("textarea, select, input:not([type=checkbox])");
+  if (key === "Escape" && !sheet.open) {
+    if (writes) here.blur();
     for (const box of document.querySelectorAll(".tick input:checked")) box.checked = false;
     document.querySelectorAll("form.rows").forEach(bar);
   }
   if (event.ctrlKey || event.altKey || event.metaKey || writes || sheet.open) return;
-  const box = document.activeElement.matches(".tick input");
   let act = null;
-  if (row && (event.key === "ArrowDown" || event.key === "ArrowUp")) {
-    act = () => step(event.key === "ArrowDown" ? 1 : -1);
-  } else if (event.key === "Enter" && row && (box || row === document.activeElement)) {
+  if (row && key.startsWith("Arrow")) {
+    act = { ArrowDown: keys.j, ArrowUp: keys.k }[key];
+  } else if (key === "Enter" && row && (here === row || here.matches(".tick input"))) {
     act = () => row.querySelector("th a")?.click();
-  } else if (row === document.activeElement && event.key === " ") {
-    act = () => toggle(row);
   } else if (localStorage.getItem("shortcuts") !== "off") {
-    const place = Date.now() - went < 1500 && places[event.key];
-    act = place ? () => location.assign(base + place) : keys[event.key];
-    went = event.key === "g" ? Date.now() : 0;
+    const place = Date.now() - went < 1500 && places[key];
+    act = place ? () => location.assign(base + place) : keys[key];
+    went = key === "g" ? Date.now() : 0;
   }
   if (!act) return;
   event.preventDefault();
@@ -219,17 +208,15 @@ addEventListener("keydown", (event) => {
 });
 
 // What the reader has chosen, and this browser keeps.
-const theme = document.getElementById("theme");
+const theme = document.getElementById("theme"), shortcuts = document.getElementById("shortcuts");
 theme.value = document.documentElement.dataset.theme;
 theme.addEventListener("change", () => {
   localStorage.setItem("theme", theme.value);
   document.documentElement.dataset.theme = theme.value;
 });
-const shortcuts = document.getElementById("shortcuts");
 shortcuts.checked = localStorage.getItem("shortcuts") !== "off";
-shortcuts.addEventListener("change", () => {
-  localStorage.setItem("shortcuts", shortcuts.checked ? "on" : "off");
-});
+shortcuts.addEventListener("change", () =>
+  localStorage.setItem("shortcuts", shortcuts.checked ? "on" : "off"));
 const opener = document.querySelector("[data-sheet]");
 opener.addEventListener("click", () => sheet.showModal());
 opener.hidden = theme.hidden = false;

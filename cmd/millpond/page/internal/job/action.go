@@ -122,47 +122,30 @@ func (a Action) Resumable() bool {
 		slices.Contains([]State{StateStopped, StateFailed, StateInterrupted}, a.State)
 }
 
-// Deed is what the action does in a few words, as the button that confirms it says: Replay 40
-// letters.
-func (a Action) Deed() string {
-	r := &a.Request
-	switch r.Kind {
-	case ReleaseKey:
-		return "Release key " + r.KeyText
-	case ReplayKey:
-		return fmt.Sprintf("Replay %s of key %s", a.things("letter"), r.KeyText)
-	case Cancel:
-		return "Cancel the retries of " + a.things("message")
-	}
-	return verbs[r.Kind] + " " + a.things(r.Kind.noun())
-}
+// Deed is what the action does in a few words, for its button: Replay 40 letters.
+func (a Action) Deed() string { return verbs[a.Request.Kind] + " " + a.things() }
 
 // Title names the action: Replay of 40 letters of orders.
 func (a Action) Title() string {
-	name := map[Kind]string{Cancel: "Cancellation", Edit: "Edit"}[a.Request.Kind]
-	if a.Request.Kind == ReleaseKey || a.Request.Kind == ReplayKey {
-		return fmt.Sprintf("%s of %s", a.Deed(), a.Request.Queue)
-	}
-	return fmt.Sprintf("%s of %s of %s", cmp.Or(name, verbs[a.Request.Kind]),
-		a.things(a.Request.Kind.noun()), a.Request.Queue)
+	return fmt.Sprintf("%s of %s of %s", verbs[a.Request.Kind], a.things(), a.Request.Queue)
 }
 
-func (a Action) things(one string) string {
+// things are the messages of the action, or its key.
+func (a Action) things() string {
+	text := map[Kind]string{
+		Return: "stranded message", Release: "waiting message", Cancel: "waiting message",
+	}[a.Request.Kind]
+	text = overview.Digits(a.Count) + " " + cmp.Or(text, "letter")
 	if a.Count != 1 {
-		one += "s"
+		text += "s"
 	}
-	return overview.Digits(a.Count) + " " + one
-}
-
-// noun is one of the things that an action moves.
-func (k Kind) noun() string {
-	switch k {
-	case Return:
-		return "stranded message"
-	case Release, Cancel:
-		return "waiting message"
+	switch a.Request.Kind {
+	case ReleaseKey:
+		return "key " + a.Request.KeyText
+	case ReplayKey:
+		return text + " of key " + a.Request.KeyText
 	}
-	return "letter"
+	return text
 }
 
 // Outcome says in a sentence how far the action is.
