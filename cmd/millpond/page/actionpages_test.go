@@ -108,12 +108,15 @@ func TestReplayByFormsAlone(t *testing.T) {
 	v := h.acting(folder)
 	colleague := &visitor{t: t, server: v.server, client: newBrowser(t)}
 
-	a := v.get("/act?" + url.Values{"queue": {"orders"}, "error": {hostile}}.Encode())
+	a := v.post("/dead/look?"+url.Values{"queue": {"orders"}, "error": {hostile}}.Encode(),
+		url.Values{})
 	require.NotContains(t, a.body, "<script>alert")
+	require.Contains(t, a.text(), "Replay 20 letters")
 	form := formIn(t, a.body, "/action/rehearse")
 	require.Equal(t, hostile, form.Get("error"))
 	for name, value := range map[string]string{
-		"canary": "2", "settle": "300ms", "stop-at": "50%", "rate": "20",
+		"kind": "replay", "queue": "orders", "canary": "2", "settle": "300ms", "stop-at": "50%",
+		"rate": "20",
 	} {
 		form.Set(name, value)
 	}
@@ -156,8 +159,8 @@ func TestReplayByFormsAlone(t *testing.T) {
 }
 
 // A cause was named by its hash, and the way back from a rehearsal lost the typed values. Given a
-// group of letters, then Act and Confirm say their error, and the form is as it was left, until the
-// action begins.
+// group of letters, then the chip and the confirmation say their error, the options are as they were
+// left, and the letters are counted again with them.
 func TestWayBackFromARehearsal(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
@@ -170,27 +173,28 @@ func TestWayBackFromARehearsal(t *testing.T) {
 	})
 	dead := v.post("/dead/look?queue=orders", url.Values{})
 	group := regexp.MustCompile(`group=(\w+)`).FindStringSubmatch(dead.body)[1]
-	act := "/act?group=" + group + "&queue=orders"
-	a := v.get(act)
-	require.Contains(t, a.text(), `Chosen: messages cause=&#34;no customer #&#34;.`)
+	a := v.get("/act?group=" + group + "&queue=orders") // an old link
+	require.Equal(t, "/dead", a.Request.URL.Path)
+	require.Contains(t, a.text(), "cause no customer # ×")
 	form := formIn(t, a.body, "/action/rehearse")
 	require.Equal(t, group, form.Get("group"))
-	form.Set("canary", "1")
-	form.Set("stop-at", "5")
-	form.Set("settle", "soon")
+	a = v.post("/action/rehearse?kind=replay&queue=orders", form)
+	first := a.Request.URL.RequestURI()
+	require.Contains(t, a.text(), `cause=&#34;no customer #&#34;; the first 3 are watched`)
+	require.Contains(t, a.text(), "Replay of 2 letters of orders")
+	require.NotContains(t, a.body, group)
+	form = formIn(t, a.body, "/action/rehearse")
+	for name, value := range map[string]string{"canary": "1", "stop-at": "5", "settle": "soon"} {
+		form.Set(name, value)
+	}
 	require.Equal(t, http.StatusBadRequest, v.post("/action/rehearse", form).StatusCode)
-	require.Contains(t, v.get(act).body, `name="settle" value="soon"`)
+	require.Contains(t, v.get(first).body, `name="settle" value="soon"`)
 	form.Set("settle", "300ms")
 	a, confirm := v.rehearse(form)
 	require.Contains(t, a.text(), `cause=&#34;no customer #&#34;; the first 1 are watched`)
-	require.NotContains(t, a.body, group)
-	for _, kept := range []string{`name="canary" value="1"`, `name="settle" value="300ms"`} {
-		require.Contains(t, v.get(act).body, kept)
-		require.NotContains(t, v.get("/act?queue=orders").body, kept, "another page")
-	}
+	require.Contains(t, a.body, `name="settle" value="0.3s"`)
 	v.post("/action/start", confirm)
 	end := v.ends(a.Request.URL.RequestURI())
-	require.NotContains(t, v.get(act).body, "300ms", "the action has begun")
 
 	// It has stopped, because the first letter is dead again.
 	_, path, _ := strings.Cut(end, `action="/dead/look?`)
@@ -229,7 +233,7 @@ func TestEditByForms(t *testing.T) {
 	require.Contains(t, end, "done: 1 of 1")
 	rig.AwaitDepth(t, h.URL, "orders.dlq", 2)
 	rig.AwaitDepth(t, h.URL, "orders.dlq.originals", 1)
-	require.NotContains(t, v.get("/act?queue=orders").body, `value="discard"`,
+	require.NotContains(t, v.post("/dead/look?queue=orders", url.Values{}).body, `value="discard"`,
 		"without a folder nothing is discarded")
 }
 
@@ -241,7 +245,6 @@ func TestActionsNeedTheFlagTheRoleAndTheToken(t *testing.T) {
 	form := url.Values{"kind": {"replay"}, "queue": {"orders"}, "all": {"1"}}
 	locked := h.open(nil)
 	require.Equal(t, http.StatusNotFound, locked.post("/action/rehearse", form).StatusCode)
-	require.Equal(t, http.StatusNotFound, locked.get("/act?queue=orders").StatusCode)
 
 	v := h.acting(t.TempDir())
 	for name, c := range map[string]struct {
@@ -251,6 +254,8 @@ func TestActionsNeedTheFlagTheRoleAndTheToken(t *testing.T) {
 		"another token": {func(f url.Values) { f.Set("form", "x") }, http.StatusForbidden},
 		"no choice":     {func(f url.Values) { f.Del("all") }, http.StatusBadRequest},
 		"two choices":   {func(f url.Values) { f.Set("error", "x") }, http.StatusBadRequest},
+		"no ticked row": {func(f url.Values) { f.Set("picked", "id") }, http.StatusBadRequest},
+		"no queue":      {func(f url.Values) { f.Del("queue") }, http.StatusBadRequest},
 		"no such queue": {func(f url.Values) { f.Set("queue", "nowhere") }, http.StatusNotFound},
 		"another kind":  {func(f url.Values) { f.Set("kind", "undo") }, http.StatusBadRequest},
 		"no number":     {func(f url.Values) { f.Set("rate", "quick") }, http.StatusBadRequest},
@@ -273,9 +278,9 @@ func TestActionsNeedTheFlagTheRoleAndTheToken(t *testing.T) {
 		c.Accounts = []page.Account{{Name: "eve", Secret: "only may read", Role: page.RoleRead}}
 	})
 	reader.client.Transport = withAuth{reader.client.Transport, "eve", "only may read"}
-	const link = "Act on these messages"
-	require.NotContains(t, reader.post("/dead/look?queue=orders", url.Values{}).body, link)
-	require.Contains(t, v.post("/dead/look?queue=orders", url.Values{}).body, link)
+	const button = `action="/action/rehearse"`
+	require.NotContains(t, reader.post("/dead/look?queue=orders", url.Values{}).body, button)
+	require.Contains(t, v.post("/dead/look?queue=orders", url.Values{}).body, button)
 	// The doctor declares queues.
 	require.NotContains(t, reader.get("/doctor").body, "/doctor/look")
 	require.Contains(t, v.get("/doctor").body, "/doctor/look")

@@ -68,6 +68,14 @@ func TestPageShowsTheHouse(t *testing.T) {
 	} {
 		require.Contains(t, v.get("/dead?"+query).text(), want, query)
 	}
+	for search, want := range map[string]string{ // in place of what was set, or beside it
+		"10.0.0.7:443: x":                        `error 10.0.0.7:443: x × id a × queue mail ×`,
+		`queue:orders since:2h error:"a b" id:b`: "error a b × id a × id b × queue orders × since 2h ×",
+	} {
+		a := v.get("/dead?" + url.Values{"q": {search}, "queue": {"mail"}, "id": {"a"}}.Encode())
+		require.Contains(t, a.text(), want)
+	}
+	require.Contains(t, v.get("/dead?id=a&id=b").body, `<a href="/dead?id=b" aria-label="Take away id a">`)
 	for query, want := range map[string]string{
 		"header=tenant%3Dblue": "of 1 letter", "header=tenant%3D/b.ue/": "of 1 letter",
 		"payload=permanent+17": "No dead letters match", // masks are set, and it is no JSON
@@ -81,10 +89,11 @@ func TestPageShowsTheHouse(t *testing.T) {
 	one := v.get(html.UnescapeString(link))
 	for _, want := range []string{
 		"Attempt 1", "Attempt 2", "1 min after the one before", "connection refused", "(masked)",
-		"tenant string blue", "failed again after 1 replay", at.UTC().Format("2006-01-02 15:04:05Z"),
+		"tenant string blue", "failed again after 1 replay", "1 h ago",
 	} {
 		require.Contains(t, one.text(), want)
 	}
+	require.Contains(t, one.body, `title="`+at.UTC().Format("2006-01-02 15:04:05 UTC"))
 	require.NotContains(t, one.body, "9876")
 	file := v.post(strings.Replace(html.UnescapeString(link), "/letter", "/letter/download", 1),
 		url.Values{})

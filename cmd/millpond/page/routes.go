@@ -266,6 +266,8 @@ type view struct {
 	// Title and Nav, the navigation's entry, are set by the page; Data is its own.
 	Title, Nav string
 	Data       any
+	// Count is how many things the page shows, for the title of its tab.
+	Count int
 	// Running are the looks that the page waits for.
 	Running []*task
 
@@ -273,6 +275,7 @@ type view struct {
 	// Who is empty before a login. Then the page has nothing of the broker and of actions.
 	Who, Form, Vhost string
 	MayAct, Login    bool
+	MayDiscard       bool
 	// Address is the path and the query of the page, for forms that return to it.
 	Address string
 	Now     time.Time
@@ -290,6 +293,7 @@ func (h *Handler) render(w http.ResponseWriter, r *http.Request, status int, nam
 	if v.Who != "" {
 		v.Vhost, v.Form = h.vhost, h.formToken(visit.cookie, visit.who)
 		v.MayAct, v.Login = h.mayAct(visit.who), h.guard.byForm()
+		v.MayDiscard = v.MayAct && h.config.StateFolder != ""
 		v.Jobs, v.Actions = h.running(), h.jobs != nil
 	}
 	var page bytes.Buffer

@@ -76,23 +76,41 @@ func oneLine(n int, text string) string {
 	return shown
 }
 
-// utc is a time in UTC. The script adds the reader's zone.
-func utc(t time.Time) template.HTML {
+// when is the distance from now to a time, which the script keeps right. Its title is the time in
+// UTC; the script writes it in the reader's zone.
+func when(t time.Time) template.HTML {
 	if t.IsZero() {
 		return "–"
 	}
-	return template.HTML(fmt.Sprintf(`<time datetime="%s" data-at="%d">%s</time>`,
-		t.UTC().Format(time.RFC3339), t.UnixMilli(), t.UTC().Format("2006-01-02 15:04:05Z")))
+	text := "in " + one(time.Until(t))
+	if since := time.Since(t); since >= 0 {
+		text = one(since) + " ago"
+	}
+	return template.HTML(fmt.Sprintf(`<time datetime="%s" title="%s">%s</time>`,
+		t.UTC().Format(time.RFC3339), t.UTC().Format("2006-01-02 15:04:05 UTC"), text))
 }
 
-// ago is a time as the distance to now, which the script keeps right.
-func ago(now, t time.Time) template.HTML {
-	if t.IsZero() {
-		return "–"
+// one is a duration with one unit: 4 h.
+func one(d time.Duration) string {
+	switch d = max(d, 0); {
+	case d < time.Minute:
+		return fmt.Sprintf("%d s", d/time.Second)
+	case d < time.Hour:
+		return fmt.Sprintf("%d min", d/time.Minute)
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%d h", d/time.Hour)
 	}
-	return template.HTML(fmt.Sprintf(
-		`<time class="ago" datetime="%s" data-ago="%d">%s ago</time>`,
-		t.UTC().Format(time.RFC3339), t.UnixMilli(), about(now.Sub(t))))
+	return fmt.Sprintf("%d d", d/(24*time.Hour))
+}
+
+// delay is the delay of a wait queue: from five units on, the nearest one says enough.
+func delay(d time.Duration) string {
+	for _, unit := range []time.Duration{24 * time.Hour, time.Hour, time.Minute} {
+		if d >= 5*unit {
+			return one(max(d.Round(unit), unit))
+		}
+	}
+	return about(d)
 }
 
 func about(d time.Duration) string { return overview.About(d) }
@@ -121,9 +139,11 @@ func functions(base string) template.FuncMap {
 		"base":    func() string { return base },
 		"line":    oneLine,
 		"visible": func(text string) string { return visible(text, true) },
-		"utc":     utc,
-		"ago":     ago,
+		"when":    when,
 		"about":   about,
+		"delay":   delay,
+		"utc":     when, // of now.html, as is ago
+		"ago":     func(_, t time.Time) template.HTML { return when(t) },
 		"number":  number,
 		"digits":  digits,
 		"plural":  plural,

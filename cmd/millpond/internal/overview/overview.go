@@ -119,14 +119,19 @@ func Steps(text string) (steps []int, err error) {
 	return steps, nil
 }
 
-// Caused returns the filter with a look at the first letter that it chooses: cause gets its error,
-// if the filter names a group.
+// Caused returns the filter with a look at the letters that it chooses: cause gets the error of the
+// first, or of the first of each group, if the filter names groups.
 func Caused(f operate.Filter, cause *string) operate.Filter {
+	several, texts := strings.Contains(f.Group, ","), []string(nil)
 	if match := f.Match; f.Group != "" {
 		f.Match = func(l operate.Letter) bool {
 			is := match == nil || match(l)
-			if is && *cause == "" {
-				_, *cause = operate.Fingerprint(l)
+			if is && (*cause == "" || several && len(*cause) < 1000) {
+				_, text := operate.Fingerprint(l)
+				if !slices.Contains(texts, text) {
+					texts = append(texts, text)
+					*cause = strings.Join(texts, " or ")
+				}
 			}
 			return is
 		}

@@ -70,6 +70,7 @@ type tab struct {
 	mu        sync.Mutex
 	faults    []string
 	tolerated []string
+	clicks    int
 }
 
 // look is how a tab shows pages.
@@ -82,8 +83,8 @@ type look struct {
 var looks = []look{
 	{"wide-light", 1280, "light"},
 	{"wide-dark", 1280, "dark"},
-	{"narrow-light", 360, "light"},
-	{"narrow-dark", 360, "dark"},
+	{"narrow-light", 390, "light"},
+	{"narrow-dark", 390, "dark"},
 }
 
 // openTab opens a tab for a site.

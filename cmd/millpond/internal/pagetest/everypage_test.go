@@ -31,6 +31,9 @@ func TestPage(t *testing.T) {
 		{"outage", outage},
 		{"poison", poison},
 		{"stranded", stranded},
+		{"long wait", longWait},
+		{"blocked key", blockedKey},
+		{"hands", handsOnRows},
 		{"hostile texts", hostileTexts},
 		{"numbers move", numbersMove},
 		{"clicks count", clicksCount},
@@ -59,7 +62,7 @@ func axeFile(t *testing.T) string {
 // named is a page with a name for its pictures.
 type named struct{ name, path string }
 
-// Given a world with all kinds of trouble, then every page fits 360 and 1280
+// Given a world with all kinds of trouble, then every page fits 390 and 1280
 // pixels in light and dark, and axe-core finds nothing to improve.
 func everyPage(t *testing.T, y *yard) {
 	axe := axeFile(t)
@@ -94,11 +97,18 @@ func (h *house) answers(b *tab, axe string) {
 	b.see("The difference", "{+tries int32 4+}")
 	b.inspectHere("edit-confirm", axe)
 	b.tolerate("status of 400")
-	b.visit("/act?queue=orders&error=service+l")
-	m.fill("Letters a second", "many")
-	m.press("Rehearse the replay")
+	b.visit(few)
+	m.press("Replay 2 letters")
+	m.press("Change how it goes")
+	b.inspectHere("options", axe)
+	m.fill("Messages a second", "many")
+	m.press("Count again with these")
 	b.see("write 50/s")
 	b.inspectHere("refused", axe)
+	b.visit(few)
+	m.hold("Tick all rows")
+	b.keys("?")
+	b.inspectHere("keys", axe)
 	b.visit("/doctor")
 	m.press("Examine the broker")
 	b.see("held, then sent")
@@ -121,7 +131,6 @@ func (h *house) pages(b *tab, w *shop.World) []named {
 		{"now", "/"},
 		{"not-found", "/nowhere"},
 		{"actions-none", "/actions"},
-		{"act-which", "/act"},
 		{"now-search", "/?q=RETURN"},
 		{"queue", "/queue?queue=orders"},
 		{"brakes", "/brakes"},
@@ -169,21 +178,17 @@ func (h *house) pages(b *tab, w *shop.World) []named {
 	b.visit("/stranded")
 	m.press("Look at millpond.stranded")
 	here("stranded", "Messages of millpond.stranded")
-	m.press("Act on these messages")
-	here("act-stranded", "Return stranded messages")
-	b.visit("/act?queue=orders&error=service+l")
-	here("act", "Replay dead letters")
-	m.press("Rehearse the replay")
+	b.visit(few)
+	m.press("Replay 2 letters")
 	here("confirm", "Nothing has moved yet")
-	b.visit("/act?queue=invoices")
-	m.hold("all messages, because no filter is set")
-	m.press("Rehearse the replay")
+	b.visit("/dead?queue=invoices")
+	m.press("Replay")
 	b.see("Nothing has moved yet")
 	m.press("Replay")
 	b.ended()
 	here("action")
 	b.visit("/actions")
-	here("actions", "Prepare an action")
+	here("actions", "Replay of")
 	b.visit("/verify")
 	m.press("Verify")
 	here("verify", "verified")

@@ -26,7 +26,7 @@ var hostile = []string{
 	`<iframe srcdoc="<script>parent.hacked=%d</script>"></iframe>`,
 	`<style>@import "http://192.0.2.1/%d";</style><link rel=prefetch href=//192.0.2.1>`,
 	`<meta http-equiv=refresh content="0;url=http://192.0.2.1/%d"><base href=//192.0.2.1>`,
-	`<form action=http://192.0.2.1/%d><button autofocus>Act on these messages`,
+	`<form action=http://192.0.2.1/%d><button autofocus>Replay`,
 	`{{template "foot"}}{{.Form}} ${window.hacked=%d} <!-- --!>`,
 	"x\n\nevent: now\ndata: <img src=x onerror=window.hacked=%d>\n\n",
 	"\x1b]0;%d\x07\x1b[2J\x9b31m\x00\b\r",
@@ -41,7 +41,7 @@ func (b *tab) clean() {
 	assert.Empty(b.t, eval[string](b, `(() => {
 		const wrong = [];
 		if ("hacked" in window) wrong.push("hacked " + window.hacked);
-		if (document.scripts.length !== 1) wrong.push("scripts");
+		if (document.scripts.length !== 2) wrong.push("scripts");
 		const strange = "img, iframe, object, embed, base, style, [style], meta[http-equiv], audio," +
 			" video, a:not([href]), a[href^='javascript:'], a[target]," +
 			" link:not([rel=icon], [rel=stylesheet])";
@@ -107,7 +107,7 @@ func hostileTexts(t *testing.T, y *yard) {
 	b.see("The original is kept")
 	b.clean()
 	for _, path := range []string{
-		"/waiting", "/stranded", "/brakes", "/verify", "/doctor", "/act", "/actions",
+		"/waiting", "/stranded", "/brakes", "/verify", "/doctor", "/actions",
 		"/dead?error=%3Cscript%3Ehacked=1%3C/script%3E&reason=%22%3E%3Cimg%20src=x%20onerror=hacked=1%3E",
 		"/dead?payload=hacked&header=a%0d%0aSet-Cookie:x=%3Cscript%3E",
 		"/%3Cscript%3Ehacked=1%3C/script%3E", "/letter?dead=%3Cscript%3E&id=%00&position=1",
@@ -119,7 +119,7 @@ func hostileTexts(t *testing.T, y *yard) {
 	}
 	b.visit("/waiting")
 	b.visit("/waiting?queue=" + eval[string](b, `encodeURIComponent(
-		[...document.querySelectorAll("#queue option")].find((o) => o.value.includes("onerror")).value)`))
+		[...document.querySelectorAll("th a")].find((a) => a.innerText.includes("onerror")).innerText)`))
 	m.press("Look at the messages")
 	b.see("Look again", "Last error")
 	b.clean()

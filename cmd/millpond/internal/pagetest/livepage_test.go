@@ -122,7 +122,7 @@ func numbersMove(t *testing.T, y *yard) {
 	b.tolerate("ERR_")
 	b.tolerate("status of 502")
 	b.see("The connection to the server is lost")
-	b.await(`parseInt(document.querySelector("time.ago").innerText) >= 3`)
+	b.await(`parseInt(document.querySelector(".age time").innerText) >= 3`)
 	b.shot("lost")
 }
 

@@ -40,7 +40,7 @@ const (
 var verbs = map[Kind]string{
 	Replay: "Replay", Edit: "Edit and replay", Discard: "Discard", Return: "Return",
 	Release: "Release", Cancel: "Cancel",
-	ReleaseKey: "Release a key", ReplayKey: "Replay a key",
+	ReleaseKey: "Release", ReplayKey: "Replay",
 }
 
 // Request is an action as a person asks for it.
