@@ -56,7 +56,7 @@ func TestBrakeByHand(t *testing.T) {
 	require.Equal(t, table, ask("brake", "list"))
 	require.Equal(t, table, ask("brake", "list", "mail of the shop", "payments"))
 	require.Contains(t, strings.Join(strings.Fields(ask("status").out), " "), "brake payments stopped "+
-		"by hand until <time> by anna: it \\x1b[2Jmoves, since <time>: millpond brake start ")
+		"by hand until <time> by anna: it \\x1b[2Jmoves, since <time>; millpond brake start ")
 
 	var states []header.BrakeState
 	o := tool(t, url, "", "--url", url, "--json", "brake", "list")
@@ -92,7 +92,7 @@ func TestBrakeByHand(t *testing.T) {
 	rig.WaitFor(t, "the names of the queues", func() bool {
 		out := strings.Join(strings.Fields(ask("status").out), " ")
 		return strings.HasPrefix(out, "brake "+shop+" stopped by hand until <time>") &&
-			strings.Contains(out, "not consumed: mail, orders, since <time>")
+			strings.Contains(out, ", since <time>; not consumed: mail, orders; millpond brake start")
 	})
 	handler, err := page.New(page.Config{URL: h.URL, Management: h.API})
 	require.NoError(t, err)

@@ -192,9 +192,6 @@ func (s *session) printIncidents(list []operate.Incident) {
 	}
 	for n, i := range list {
 		text := i.Text
-		if len(i.Queues) > 0 {
-			text += "; not consumed: " + some(i.Queues)
-		}
 		switch {
 		case i.Since.IsZero():
 			text += ", since ?"
@@ -206,8 +203,11 @@ func (s *session) printIncidents(list []operate.Incident) {
 		if growth := overview.Growth(i, time.Now()); growth != "" {
 			text += ", " + growth
 		}
+		if len(i.Queues) > 0 {
+			text += "; not consumed: " + some(i.Queues)
+		}
 		if way := ways[i.Kind]; way != "" {
-			text += ": millpond " + way
+			text += "; millpond " + way
 		}
 		code := yellow
 		if i.Urgency <= 3 {

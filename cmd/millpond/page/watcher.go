@@ -148,8 +148,13 @@ func (w *watcher) begin(quiet bool) {
 		} else {
 			found.At = now
 		}
-		// A look at a large vhost takes long: the broker rests for longer.
-		w.last, w.running, w.next = found, nil, now.Add(max(w.interval, 4*now.Sub(began)))
+		// A look at a large vhost takes long: the broker rests for longer. After a quiet look a page
+		// looks at once.
+		rest := 4 * now.Sub(began)
+		if !quiet {
+			rest = max(rest, w.interval)
+		}
+		w.last, w.running, w.next = found, nil, now.Add(rest)
 		w.mu.Unlock()
 		w.seen(found)
 	})

@@ -59,7 +59,8 @@ func (h *History) Look(
 		Since: func(i operate.Incident) (time.Time, bool) {
 			b := h.known[i.ID()]
 			if b == nil {
-				b = &beginning{at: at, longer: first}
+				// Messages that wait are looked at now and then.
+				b = &beginning{at: at, longer: first || i.Kind == operate.IncidentGone}
 				h.known[i.ID()] = b
 			}
 			if b.seen = at; first {

@@ -14,7 +14,7 @@
     const first = t.findIndex((at, i) => at >= t[last] - 600 && values[i] != null);
     if (first < 0 || first >= last || values[last] == null) return "";
     const by = values[last] - values[first];
-    return (by < 0 ? "" : "+") + by + " in " + about(1000 * (t[last] - t[first]));
+    return (by < 0 ? "" : "+") + by + " in " + Math.max(1, Math.round((t[last] - t[first]) / 60)) + " min";
   };
 
   const draw = (element, data) => {
@@ -23,20 +23,25 @@
       label: name, stroke: colour(colours[i]), width: 2, points: { show: data.t.length < 3 },
       value: (_, v) => (v == null ? "–" : Number(v.toPrecision(4)).toLocaleString()),
     }));
+    const long = data.t.at(-1) - data.t[0] > 86400;
+    const time = new Intl.DateTimeFormat(undefined, long ? { day: "numeric", month: "short" } :
+      { hour: "2-digit", minute: "2-digit" });
     const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 } };
     const values = [data.t, ...columns.map((name) => data[name])];
     drawn.get(element)?.destroy();
     drawn.set(element, new uPlot({
-      width: Math.max(element.clientWidth, 200), height: 180, series: [{}, ...series],
-      axes: [axis, { ...axis, size: 60 }],
+      width: Math.max(element.clientWidth, 200), height: 180,
+      series: [{ label: "time", value: (_, at) => (at == null ? "–" : new Date(1000 * at).toLocaleString()) }, ...series],
+      axes: [{ ...axis, values: (_, all) => all.map((at) => time.format(1000 * at)) }, { ...axis, size: 60 }],
       scales: { y: { range: (_, low, high) => [0, Math.max(1, high * 1.05)] } },
       cursor: { drag: { x: false, y: false }, sync: { key: "queue" } },
     }, values, element));
     const now = columns.map((name) => name + " " + (data[name].at(-1) ?? "not known"));
     const grown = columns[0] === "dead" || columns[0] === "ready" ? growth(data.t, values[1]) : "";
-    element.setAttribute("aria-label", element.parentNode.firstChild.textContent + ": now " +
+    const caption = element.previousElementSibling;
+    element.setAttribute("aria-label", caption.textContent + ": now " +
       now.join(", ") + (grown ? ", " + grown : ""));
-    element.parentNode.dataset.growth = grown;
+    caption.dataset.growth = grown;
   };
 
   let last = null;
@@ -47,10 +52,10 @@
   const load = async () => {
     let text = "";
     try {
-      const answer = await fetch(box.dataset.from);
+      const answer = await fetch(new URL(box.dataset.from, location.origin));
       const data = answer.ok ? await answer.json() : null;
       if (!data) text = "The charts could not be loaded.";
-      else if (!data.t?.length) text = "The page has not looked at this queue yet: the first point comes within 15 s.";
+      else if (!data.t?.length) text = "The first point comes within 15 s.";
       else {
         text = data.note ?? "";
         last = data;
