@@ -159,8 +159,8 @@ func TestReplayByFormsAlone(t *testing.T) {
 }
 
 // A cause was named by its hash, and the way back from a rehearsal lost the typed values. Given a
-// group of letters, then the chip and the confirmation say their error, the options are as they were
-// left, and the letters are counted again with them.
+// group of letters, then the chip and the confirmation say their error, the options are as they
+// were left, and the letters are counted again with them.
 func TestWayBackFromARehearsal(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
