@@ -187,7 +187,7 @@ func poison(t *testing.T, y *yard) {
 	i.AwaitDead(1)
 	i.look("1 cause of 1 letter")
 	i.hold("Tick order-5")
-	i.press("Discard 1 letter")
+	i.press("Discard 1 ticked letter")
 	i.confirm("order-5")
 	i.AwaitDead(0)
 	kept, err := filepath.Glob(filepath.Join(i.h.state, "discarded", "*.jsonl"))

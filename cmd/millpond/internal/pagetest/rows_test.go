@@ -43,10 +43,10 @@ func handsOnRows(t *testing.T, y *yard) {
 
 	b.keys("j", "j", "x", "j", "x") // past the cause, to both letters
 	b.await(`document.querySelectorAll("tr.ticked").length === 2`)
-	b.see("Replay 2 letters", "Discard 2 letters")
+	b.see("Replay 2 ticked letters", "Discard 2 ticked letters")
 	b.shot("ticked")
 	b.keys("k", "x")
-	b.await(`document.querySelector(".bar.on")?.innerText.includes("Replay 1 letter")`)
+	b.await(`document.querySelector(".bar.on")?.innerText.includes("Replay 1 ticked letter")`)
 	b.keys(kb.Escape)
 	b.await(`!document.querySelector(".ticked, .bar.on")`)
 	b.keys(kb.Enter)
