@@ -192,7 +192,7 @@ func TestWayBackFromARehearsal(t *testing.T) {
 	form.Set("settle", "300ms")
 	a, confirm := v.rehearse(form)
 	require.Contains(t, a.text(), `cause=&#34;no customer #&#34;; the first 1 are watched`)
-	require.Contains(t, a.body, `name="settle" value="0.3s"`)
+	require.Contains(t, a.body, `name="settle" value="300ms"`)
 	v.post("/action/start", confirm)
 	end := v.ends(a.Request.URL.RequestURI())
 
