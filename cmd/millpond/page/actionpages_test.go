@@ -159,8 +159,8 @@ func TestReplayByFormsAlone(t *testing.T) {
 }
 
 // A cause was named by its hash, and the way back from a rehearsal lost the typed values. Given a
-// group of letters, then the chip and the confirmation say their error, the options are as they were
-// left, and the letters are counted again with them.
+// group of letters, then the chip and the confirmation say their error, the options are as they
+// were left, and the letters are counted again with them.
 func TestWayBackFromARehearsal(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
@@ -192,7 +192,7 @@ func TestWayBackFromARehearsal(t *testing.T) {
 	form.Set("settle", "300ms")
 	a, confirm := v.rehearse(form)
 	require.Contains(t, a.text(), `cause=&#34;no customer #&#34;; the first 1 are watched`)
-	require.Contains(t, a.body, `name="settle" value="0.3s"`)
+	require.Contains(t, a.body, `name="settle" value="300ms"`)
 	v.post("/action/start", confirm)
 	end := v.ends(a.Request.URL.RequestURI())
 

@@ -280,9 +280,6 @@ type actionView struct {
 	typed     url.Values     // into the form of options, before the last rehearsal
 }
 
-// Typed reports whether the options were changed.
-func (v actionView) Typed() bool { return v.typed != nil }
-
 // Option is the text of an option: what the person typed last, or what was rehearsed.
 func (v actionView) Option(name string) string {
 	if v.typed.Has(name) {

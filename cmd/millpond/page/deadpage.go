@@ -190,7 +190,6 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 	if err != nil {
 		return err
 	}
-	offered := map[[2]string]bool{}
 	v.ByQueue = map[string]int{}
 	first, last := int64(0), int64(0)
 	for i := range v.Sources {
@@ -201,8 +200,8 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 		v.Total += len(src.pile.stubs)
 		v.Kept += len(src.pile.contents)
 		for _, o := range src.pile.origins.values {
-			offered[[2]string{"reason", o.reason}] = true
-			offered[[2]string{"handler", o.handler}] = true
+			v.offer("reason", o.reason)
+			v.offer("handler", o.handler)
 		}
 		left, err := src.pile.chosen(chosen, func(s *stub, _ *detail) {
 			v.Chosen++
@@ -218,10 +217,6 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 			return err
 		}
 	}
-	for o := range offered {
-		v.offer(o[0], o[1])
-	}
-	slices.Sort(v.Offers)
 	groups := map[string]*group{}
 	listed := 0
 	for i := range v.Sources {

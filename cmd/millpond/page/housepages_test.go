@@ -78,12 +78,13 @@ func TestPageShowsTheHouse(t *testing.T) {
 	}
 	for search, want := range map[string]string{ // in place of what was set, or beside it
 		"10.0.0.7:443: x":                        `error 10.0.0.7:443: x × id a × queue mail ×`,
-		`queue:orders since:2h error:"a b" id:b`: "error a b × id a × id b × queue orders × since 2h ×",
+		`queue:orders since:2h error:"a b" id:b`: "error a b × id a × id b × queue orders × since 2h",
 	} {
 		a := v.get("/dead?" + url.Values{"q": {search}, "queue": {"mail"}, "id": {"a"}}.Encode())
 		require.Contains(t, a.text(), want)
 	}
-	require.Contains(t, v.get("/dead?id=a&id=b").body, `<a href="/dead?id=b" aria-label="Take away id a">`)
+	require.Contains(t, v.get("/dead?id=a&id=b").body,
+		`<a href="/dead?id=b" aria-label="Take away id a">`)
 	for query, want := range map[string]string{
 		"header=tenant%3Dblue": "of 1 letter", "header=tenant%3D/b.ue/": "of 1 letter",
 		"payload=permanent+17": "No dead letters match", // masks are set, and it is no JSON

@@ -7,7 +7,6 @@ import (
 	"net/url"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -18,8 +17,8 @@ import (
 // operate.Filter.Set takes, and by the names of main queues. It is not changed once it is made.
 type filter map[string][]string
 
-// conditions are the names of a filter of letters, and waitConditions of messages that wait. maxValue
-// and maxValues bound it.
+// conditions are the names of a filter of letters, and waitConditions of messages that wait.
+// maxValue and maxValues bound it.
 var (
 	conditions = []string{
 		queueName, "id", "for", "reason", "handler", "error", "group", "since", "until", "payload",
@@ -55,8 +54,8 @@ func filterOf(values url.Values, names []string) (filter, error) {
 
 var searchWords = regexp.MustCompile(`(?:(\w+):)?("[^"]*"|\S+)`)
 
-// searched returns the values with the words of the search field, q: name:value is a condition, with
-// quotes where the value has spaces, and the other words are one text of the error.
+// searched returns the values with the words of the search field, q: name:value is a condition,
+// with quotes where the value has spaces, and the other words are one text of the error.
 func searched(values url.Values, names []string) url.Values {
 	words, text := searchWords.FindAllStringSubmatch(values.Get("q"), -1), []string(nil)
 	values = maps.Clone(values)
@@ -109,16 +108,13 @@ func (h *Handler) searchOf(path string, f filter, hint string) search {
 	return s
 }
 
-// offer adds a condition to those that the field completes. Names that look like others are left out.
+// offer adds a condition to those that the field completes, unless its value looks like another.
 func (s *search) offer(name, value string) {
-	if value == "" || value != visible(value, false) || strings.Contains(value, `"`) ||
-		len(s.Offers) > maxGroups {
-		return
+	offer := name + `:"` + value + `"`
+	if value != "" && value == visible(value, false) && len(s.Offers) < maxGroups &&
+		!strings.Contains(value, `"`) && !slices.Contains(s.Offers, offer) {
+		s.Offers = append(s.Offers, offer)
 	}
-	if strings.Contains(value, " ") {
-		value = strconv.Quote(value)
-	}
-	s.Offers = append(s.Offers, name+":"+value)
 }
 
 // Get returns the first value of a condition.

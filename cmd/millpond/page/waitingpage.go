@@ -219,17 +219,12 @@ func (h *Handler) stranded(w http.ResponseWriter, r *http.Request) error {
 	if v.Queue != "" && !s.keeps(v.Queue) {
 		return noStranded(v.Queue)
 	}
-	v.looked, v.strays = lastLook[strays](h, strayKey(v.Queue, f))
+	v.looked, v.strays = lastLook[strays](h, "stranded\x00"+f.with(queueName, v.Queue).query())
 	v.MoreGroups = max(len(v.Groups)-maxGroups, 0)
 	v.Groups = v.Groups[:len(v.Groups)-v.MoreGroups]
 	return h.show(w, r, "stranded", view{
 		Title: "Stranded", Nav: "stranded", Data: v, Running: v.Running, Count: v.Total,
 	})
-}
-
-// strayKey names the looks at a queue of stranded messages with a filter.
-func strayKey(queue string, f filter) string {
-	return "stranded\x00" + queue + "\x00" + f.exactly().query()
 }
 
 // keeps reports whether a queue keeps stranded messages.
@@ -256,7 +251,7 @@ func (h *Handler) lookStranded(w http.ResponseWriter, r *http.Request) error {
 	if !h.watcher.sight(r.Context()).keeps(queue) {
 		return noStranded(queue)
 	}
-	return h.lookAndShow(w, r, strayKey(queue, f), "/stranded?"+f.query(),
+	return h.lookAndShow(w, r, "stranded\x00"+f.query(), "/stranded?"+f.query(),
 		func(ctx context.Context, o *operate.Operator, note func(string)) (any, error) {
 			var found strays
 			var err error

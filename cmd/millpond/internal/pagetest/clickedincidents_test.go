@@ -56,7 +56,7 @@ const most = 6
 func (i *incident) begin() {
 	i.t.Helper()
 	i.visit("/")
-	i.see("orders")
+	i.see("Queues")
 	i.clicks = 0
 }
 
@@ -67,6 +67,16 @@ func (i *incident) look(causes string) {
 	i.press("orders")
 	i.press("Look")
 	i.see(causes)
+}
+
+// waits goes from the first page to the messages that wait for the queue, once they were counted.
+func (i *incident) waits(look string) {
+	i.t.Helper()
+	i.begin()
+	i.await("parseInt(" + cell("orders", "Waiting") + ") > 0")
+	i.press("Waiting")
+	i.press("orders")
+	i.press(look)
 }
 
 // confirm requires that the page names the messages, then does it.
@@ -170,13 +180,14 @@ func poison(t *testing.T, y *yard) {
 	i.see("The difference", `{+  "lines": []+}`)
 	eval[bool](i.tab, "(history.back(), true)") // nothing that was typed is lost
 	i.await(`document.querySelector("textarea")?.value.includes('"lines":[]')`)
+	i.clicks--
 	i.press("Rehearse the edit")
 	i.confirm("order-3")
 	i.AwaitHandled(9)
 	i.AwaitDead(1)
 	i.look("1 cause of 1 letter")
 	i.hold("Tick order-5")
-	i.press("Discard 1 letter")
+	i.press("Discard 1 ticked letter")
 	i.confirm("order-5")
 	i.AwaitDead(0)
 	kept, err := filepath.Glob(filepath.Join(i.h.state, "discarded", "*.jsonl"))
@@ -231,11 +242,7 @@ func longWait(t *testing.T, y *yard) {
 	i.Place(0, 4)
 	rig.AwaitDepth(t, i.h.URL, "orders.wait.1h", 4)
 	for _, press := range []string{"Cancel order-2", "Release all messages"} {
-		i.begin()
-		i.await("parseInt(" + cell("orders", "Waiting") + ") > 0")
-		i.press("Waiting")
-		i.press("orders")
-		i.press("Look")
+		i.waits("Look")
 		i.see("the supplier is closed", "in 59 min")
 		down.Store(false)
 		i.press(press)
@@ -251,10 +258,7 @@ func blockedKey(t *testing.T, y *yard) {
 	i := newIncident(t, y, shop.InOrder(), shop.Bad(mended.Load))
 	i.Keyed("k 1", "bad 1", "2", "3")
 	i.AwaitDead(1)
-	i.begin()
-	i.press("Waiting")
-	i.press("orders")
-	i.press("Look at the keys")
+	i.waits("Look at the keys")
 	i.see("blocked keys")
 	mended.Store(true)
 	i.press(`Replay key "k 1"`)

@@ -105,6 +105,7 @@ func (h *house) answers(b *tab, axe string) {
 	m.press("Count again with these")
 	b.see("write 50/s")
 	b.inspectHere("refused", axe)
+	b.dress(looks[0])
 	b.visit(few)
 	m.hold("Tick all rows")
 	b.keys("?")

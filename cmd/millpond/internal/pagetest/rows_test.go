@@ -43,10 +43,10 @@ func handsOnRows(t *testing.T, y *yard) {
 
 	b.keys("j", "j", "x", "j", "x") // past the cause, to both letters
 	b.await(`document.querySelectorAll("tr.ticked").length === 2`)
-	b.see("Replay 2 letters", "Discard 2 letters")
+	b.see("Replay 2 ticked letters", "Discard 2 ticked letters")
 	b.shot("ticked")
 	b.keys("k", "x")
-	b.await(`document.querySelector(".bar.on")?.innerText.includes("Replay 1 letter")`)
+	b.await(`document.querySelector(".bar.on")?.innerText.includes("Replay 1 ticked letter")`)
 	b.keys(kb.Escape)
 	b.await(`!document.querySelector(".ticked, .bar.on")`)
 	b.keys(kb.Enter)
@@ -58,9 +58,9 @@ func handsOnRows(t *testing.T, y *yard) {
 	m.press("Take away error service l")
 	m.press("Look")
 	b.see("Replay by queue")
-	m.hold("Tick all rows")
-	b.keys("j")
-	b.shot("all")
+	eval[bool](b, `!document.querySelectorAll("th.tick input")[1].click()`) // of the letters
+	b.see("queues. An action works on one: untick some.")
+	b.await(`[...document.querySelectorAll(".bar.on button")].every((e) => e.disabled)`)
 	eval[string](b, `(() => { const t = document.getElementById("theme"); t.value = "dark";
 		t.dispatchEvent(new Event("change")); return "" })()`)
 	b.visit("/")
