@@ -40,7 +40,7 @@ func (p *Prometheus) Chart(
 	ctx context.Context, names Names, now time.Time, long time.Duration,
 ) (c Chart, err error) {
 	step := long / Points
-	for at := now.Add(-long).Truncate(step); !at.After(now); at = at.Add(step) {
+	for at := now.Add(-long); !at.After(now); at = at.Add(step) {
 		c.Times = append(c.Times, at.Unix())
 	}
 	dead := make([]string, len(names.Dead))
@@ -60,7 +60,9 @@ func (p *Prometheus) Chart(
 			"sum(max by (name) (millpond_queue_messages_ready{role=\"dead\",name=~DEAD}))"},
 		{&c.Ready, "max(rabbitmq_detailed_queue_messages_ready{vhost=VHOST,queue=QUEUE}) or " +
 			"max(millpond_queue_messages_ready{role=\"main\",name=QUEUE})"},
-		{&c.In, "sum(rate(rabbitmq_detailed_queue_exchange_messages_published_total" +
+		{&c.In, "sum(rate(rabbitmq_detailed_queue_messages_published_total" +
+			"{queue_vhost=VHOST,queue=QUEUE}[TIME])) or " +
+			"sum(rate(rabbitmq_detailed_queue_exchange_messages_published_total" + // of 4.3
 			"{queue_vhost=VHOST,queue=QUEUE}[TIME]))"},
 		{&c.Out, "sum(rate(millpond_processing_seconds_count{queue=QUEUE}[TIME]))"},
 		{&c.Retries, "sum(rate(millpond_retries_total{queue=QUEUE}[TIME]))"},
