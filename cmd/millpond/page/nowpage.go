@@ -70,11 +70,11 @@ type way struct {
 
 // ways are those of the kinds of incidents. Others lead to Verify.
 var ways = map[operate.IncidentKind]way{
-	operate.IncidentGone:       {"Waiting", "/waiting", "Look at all that wait", "/waiting/look", true, false},
+	operate.IncidentGone:       {"Waiting", "/waiting", "Look at them", "/waiting/look", true, false},
 	operate.IncidentUnconsumed: {Link: "Its last hour", To: "/queue"},
 	operate.IncidentStranded:   {"Stranded", "/stranded", "Return …", "/act", false, true},
-	operate.IncidentBlocked:    {"Its keys", "/waiting", "Look at the keys", "/order/look", true, false},
-	operate.IncidentLine:       {"Its keys", "/waiting", "Look at the keys", "/order/look", true, false},
+	operate.IncidentBlocked:    {"Its keys", "/waiting", "Look at them", "/order/look", true, false},
+	operate.IncidentLine:       {"Its keys", "/waiting", "Look at them", "/order/look", true, false},
 	operate.IncidentDead:       {"Causes", "/dead", "Replay …", "/act", false, true},
 	operate.IncidentBrake:      {"Brakes", "/brakes", "Start", "/brakes/start", true, true},
 	operate.IncidentUnknown:    {Link: "Verify", To: "/verify"},
