@@ -210,6 +210,7 @@ theme.value = document.documentElement.dataset.theme;
 theme.addEventListener("change", () => {
   localStorage.setItem("theme", theme.value);
   document.documentElement.dataset.theme = theme.value;
+  dispatchEvent(new Event("resize")); // charts draw themselves again
 });
 shortcuts.checked = localStorage.getItem("shortcuts") !== "off";
 shortcuts.addEventListener("change", () =>
