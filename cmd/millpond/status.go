@@ -214,15 +214,16 @@ func (s *session) printIncidents(list []operate.Incident) {
 			code = red
 		}
 		name := names[n]
-		for _, line := range wrap(harmless(text), width-wide-2) {
+		for _, line := range wrap(harmless(text), width-wide-2, true) {
 			fmt.Fprintln(s.out, s.colour(code, fmt.Sprintf("%-*s  %s", wide, name, line)))
 			name = ""
 		}
 	}
 }
 
-// wrap breaks a text between words into lines of at most n characters; a longer word is cut there.
-func wrap(text string, n int) (lines []string) {
+// wrap breaks a text between words into lines of at most n characters. A longer word has a line of
+// its own, or is cut.
+func wrap(text string, n int, cut bool) (lines []string) {
 	var line []rune
 	for _, word := range strings.Fields(text) {
 		rest := []rune(word)
@@ -232,7 +233,7 @@ func wrap(text string, n int) (lines []string) {
 		if len(line) > 0 {
 			line = append(line, ' ')
 		}
-		for line = append(line, rest...); len(line) > n; line = line[n:] {
+		for line = append(line, rest...); cut && len(line) > n; line = line[n:] {
 			lines = append(lines, string(line[:n]))
 		}
 	}
