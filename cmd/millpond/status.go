@@ -215,16 +215,16 @@ func (s *session) printIncidents(list []operate.Incident) {
 			code = red
 		}
 		name := names[n]
-		for _, line := range wrap(harmless(text), width-wide-2) {
+		for _, line := range wrap(harmless(text), width-wide-2, true) {
 			fmt.Fprintln(s.out, s.colour(code, fmt.Sprintf("%-*s  %s", wide, name, line)))
 			name = ""
 		}
 	}
 }
 
-// wrap breaks a text between words into lines of at most n characters; a longer word is cut there.
-// A time is one word.
-func wrap(text string, n int) (lines []string) {
+// wrap breaks a text between words into lines of at most n characters. A longer word has a line of
+// its own, or is cut. A time is one word.
+func wrap(text string, n int, cut bool) (lines []string) {
 	var line []rune
 	for _, word := range strings.Fields(aTime.ReplaceAllString(text, "$1\x00$2")) {
 		rest := []rune(strings.ReplaceAll(word, "\x00", " "))
@@ -234,7 +234,7 @@ func wrap(text string, n int) (lines []string) {
 		if len(line) > 0 {
 			line = append(line, ' ')
 		}
-		for line = append(line, rest...); len(line) > n; line = line[n:] {
+		for line = append(line, rest...); cut && len(line) > n; line = line[n:] {
 			lines = append(lines, string(line[:n]))
 		}
 	}

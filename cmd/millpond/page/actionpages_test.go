@@ -173,8 +173,7 @@ func TestWayBackFromARehearsal(t *testing.T) {
 	})
 	dead := v.post("/dead/look?queue=orders", url.Values{})
 	group := regexp.MustCompile(`group=(\w+)`).FindStringSubmatch(dead.body)[1]
-	a := v.get("/act?group=" + group + "&queue=orders") // an old link
-	require.Equal(t, "/dead", a.Request.URL.Path)
+	a := v.get("/dead?group=" + group + "&queue=orders")
 	require.Contains(t, a.text(), "cause no customer # ×")
 	form := formIn(t, a.body, "/action/rehearse")
 	require.Equal(t, group, form.Get("group"))

@@ -30,7 +30,6 @@ func (h *Handler) actionRoutes() []route {
 	return []route{
 		{pattern: "GET /actions", role: RoleRead, serve: h.actionsPage},
 		{pattern: "GET /action", role: RoleRead, serve: h.actionPage},
-		{pattern: "GET /act", role: RoleRead, serve: h.actPage},
 		{pattern: "POST /edit", role: RoleAct, serve: h.beginEdit},
 		{pattern: "GET /edit", role: RoleAct, serve: h.editPage},
 		{pattern: "GET /rehearsal", role: RoleRead, serve: h.rehearsalPage},
@@ -328,15 +327,6 @@ func (h *Handler) actionPage(w http.ResponseWriter, r *http.Request) error {
 	}
 	page := view{Title: oneLine(200, a.Title()), Nav: "actions", Data: v, Follow: a.Active()}
 	return h.show(w, r, "action", page)
-}
-
-// actPage leads old links to the page that has the actions now.
-func (h *Handler) actPage(w http.ResponseWriter, r *http.Request) error {
-	path := "/dead?"
-	if h.watcher.sight(r.Context()).keeps(r.URL.Query().Get(queueName)) {
-		path = "/stranded?"
-	}
-	return h.to(w, r, path+r.URL.RawQuery)
 }
 
 // cause returns the error of a group of letters; empty if no look has seen one.

@@ -72,10 +72,10 @@ type way struct {
 var ways = map[operate.IncidentKind]way{
 	operate.IncidentGone:       {"Waiting", "/waiting", "Look at them", "/waiting/look", true, false},
 	operate.IncidentUnconsumed: {Link: "Its last hour", To: "/queue"},
-	operate.IncidentStranded:   {"Stranded", "/stranded", "Return …", "/act", false, true},
+	operate.IncidentStranded:   {"Stranded", "/stranded", "Return …", "/stranded", false, true},
 	operate.IncidentBlocked:    {"Its keys", "/waiting", "Look at them", "/order/look", true, false},
 	operate.IncidentLine:       {"Its keys", "/waiting", "Look at them", "/order/look", true, false},
-	operate.IncidentDead:       {"Causes", "/dead", "Replay …", "/act", false, true},
+	operate.IncidentDead:       {"Causes", "/dead", "Replay …", "/dead", false, true},
 	operate.IncidentBrake:      {"Brakes", "/brakes", "Start", "/brakes/start", true, true},
 	operate.IncidentUnknown:    {Link: "Verify", To: "/verify"},
 }

@@ -10,7 +10,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
-	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -152,7 +151,6 @@ func functions(base string) template.FuncMap {
 		"shares":  shares,
 		"args":    func(all ...any) []any { return all },
 		"add":     func(a, b int) int { return a + b },
-		"shell":   audit.ShellWord,
 	}
 }
 
