@@ -15,7 +15,9 @@ import (
 func (h *Handler) now(w http.ResponseWriter, r *http.Request) error {
 	data := h.overview(h.watcher.sight(r.Context()), r.URL.Query().Get("q"))
 	data.MayAct = h.mayAct(visitOf(r).who)
-	return h.show(w, r, "now", view{Title: "Now", Nav: "now", Data: data})
+	return h.show(w, r, "now", view{
+		Title: "Now", Nav: "now", Data: data, Count: len(data.Incidents),
+	})
 }
 
 // showNow sends the parts of the page that change to all open pages.
