@@ -3,7 +3,6 @@ package page
 import (
 	"net/http"
 	"slices"
-	"time"
 
 	"github.com/millpond-go/millpond/cmd/millpond/internal/auditlog"
 	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
