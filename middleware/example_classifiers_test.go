@@ -3,15 +3,12 @@
 package middleware_test
 
 import (
-	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/url"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
-	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 )
@@ -31,26 +28,6 @@ func ExampleNetworkErrors() {
 		middleware.WithDefaultClass(header.ClassPermanent),
 	)
 	// Output: dead-lettered (permanent) after 2 attempts, delays 1s
-}
-
-// The end of a Timeout middleware, or of a context of the handler.
-func ExampleRetryableErrors_deadline() {
-	run(func(*message.Message) error { return fmt.Errorf("charge: %w", context.DeadlineExceeded) },
-		middleware.WithClassifier(middleware.RetryableErrors(context.DeadlineExceeded)),
-		middleware.WithDefaultClass(header.ClassPermanent),
-		middleware.WithMaxAttempts(2),
-	)
-	// Output: dead-lettered (exhausted) after 2 attempts, delays 1s
-}
-
-// A payload that cannot be read does not get better.
-func ExamplePermanentIf_type() {
-	run(func(*message.Message) error {
-		var order struct{ Number int }
-		return json.Unmarshal([]byte(`{"Number": "seven"}`), &order)
-	}, middleware.WithClassifier(middleware.PermanentIf(backoff.As[*json.SyntaxError]()),
-		middleware.PermanentIf(backoff.As[*json.UnmarshalTypeError]())))
-	// Output: dead-lettered (permanent) after 1 attempt
 }
 
 // statusError is the error of a program's own HTTP client.

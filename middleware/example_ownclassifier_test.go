@@ -30,7 +30,9 @@ func (c ByCode) Classify(err error) (class header.Class, ok bool) {
 
 // The first classifier with an opinion decides. Without one the class is the default.
 func ExampleWithClassifier() {
-	codes := ByCode{"card_stolen": header.ClassPermanent, "try_later": header.ClassRetryable}
+	var codes middleware.Classifier = ByCode{
+		"card_stolen": header.ClassPermanent, "try_later": header.ClassRetryable,
+	}
 	for _, code := range []string{"card_stolen", "try_later", "new_code"} {
 		fmt.Print(code, ": ")
 		run(func(*message.Message) error { return fmt.Errorf("order 7: %w", declined{code}) },

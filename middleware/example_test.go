@@ -268,24 +268,6 @@ func ExampleEventKind() {
 	// handled after 2 attempts, delays 1s
 }
 
-// A Classifier is any type with one method.
-type byStatus struct{}
-
-func (byStatus) Classify(err error) (header.Class, bool) {
-	var status interface{ Status() int }
-	if !errors.As(err, &status) || status.Status() < 400 || status.Status() > 499 {
-		return "", false
-	}
-	return header.ClassPermanent, true
-}
-
-func ExampleClassifier() {
-	var classifier middleware.Classifier = byStatus{}
-	_, known := classifier.Classify(errNoStock)
-	fmt.Println(known)
-	// Output: false
-}
-
 // logging is a Republisher around another one.
 type logging struct{ middleware.Republisher }
 
@@ -503,32 +485,6 @@ func ExampleWithObserver() {
 	// Output:
 	// attempt 1 retried retryable  1s no stock
 	// attempt 2 dead_lettered retryable exhausted 0s no stock
-}
-
-// DelayedRetry logs no success, because that would be a line for each message. An observer can.
-func ExampleWithObserver_successes() {
-	logger := watermill.NewCaptureLogger() // in a service: watermill.NewSlogLogger
-	broker := middlewaretest.NewBroker()
-	retry, err := middleware.NewDelayedRetry(broker, backoff.List{time.Second},
-		middleware.WithObserver(middleware.ObserverFunc(func(_ context.Context, e middleware.Event) {
-			if e.Kind == middleware.EventHandled {
-				logger.Info("Message handled", watermill.LogFields{
-					"message_id": e.MessageID, "queue": e.Queue, "attempt": e.Attempt,
-					"total_time": max(e.Age, e.Duration), // with all waits
-				})
-			}
-		})),
-	)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	handler := retry.Middleware(middlewaretest.Consumer(func(*message.Message) error { return nil }))
-	broker.Run(handler, middlewaretest.NewMessage(middleware.Delivery{Queue: "orders"}, nil))
-	for _, line := range logger.Captured()[watermill.InfoLogLevel] {
-		fmt.Println(line.Msg, line.Fields["queue"], line.Fields["attempt"])
-	}
-	// Output: Message handled orders 1
 }
 
 // answer is the response of a server that is asked too often.

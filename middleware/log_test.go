@@ -17,7 +17,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/attached"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/budget"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -387,35 +386,6 @@ func TestEventsWhileTheMachineryFails(t *testing.T) {
 		}
 		wantErrors(t, last.Err, middleware.ErrNotHandedOver, errBoom, errUnconfirmed)
 	})
-}
-
-func TestEventOfAnInterruption(t *testing.T) {
-	t.Parallel()
-	done, cancel := context.WithCancel(context.Background())
-	cancel()
-	gone := make(chan struct{})
-	for name, test := range map[string]struct {
-		msg    *message.Message
-		called bool
-	}{
-		"before the handler": {arrived(done, middleware.Delivery{}), false},
-		"while it works":     {newMessage(middleware.Delivery{Gone: gone}), true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var told events
-			retry := newRetry(t, unused{}, withObserver(&told))
-			_, err := retry.Middleware(consumer(func(*message.Message) error {
-				close(gone)
-				return errBoom
-			}))(test.msg)
-			told.want(t, middleware.EventRequeued)
-			if e := told.all[0]; e.Err != err || e.Called != test.called {
-				t.Errorf("told %+v", e)
-			}
-			assert.True(t, attached.Of(test.msg.Context(), test.msg).Requeued.Load())
-		})
-	}
 }
 
 func TestEventOfAMessageThatTheHandlerSettled(t *testing.T) {

@@ -142,10 +142,14 @@ func TestInterruptedBeforeTheHandler(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			var told events
 			broker := newBroker()
-			_, err := newRetry(t, broker).Middleware(mustNotBeCalled(t))(test.msg)
+			retry := newRetry(t, broker, withObserver(&told))
+			_, err := retry.Middleware(mustNotBeCalled(t))(test.msg)
 			wantErrors(t, err, middleware.ErrInterrupted)
 			assert.ErrorContains(t, err, test.text)
+			told.want(t, middleware.EventRequeued)
+			assert.True(t, told.all[0].Err == err && !told.all[0].Called, "told %+v", told.all[0])
 			if test.cause != nil {
 				wantErrors(t, err, test.cause)
 			}
@@ -173,7 +177,9 @@ func TestInterruptedWhileTheHandlerRan(t *testing.T) {
 			defer cancel()
 			gone := make(chan struct{})
 			msg := arrived(ctx, delivery{Gone: gone})
-			_, err := newRetry(t, broker).Middleware(consumer(func(*message.Message) error {
+			var told events
+			retry := newRetry(t, broker, withObserver(&told))
+			_, err := retry.Middleware(consumer(func(*message.Message) error {
 				interrupt(gone, cancel)
 				return result
 			}))(msg)
@@ -183,6 +189,9 @@ func TestInterruptedWhileTheHandlerRan(t *testing.T) {
 			}
 			wantErrors(t, err, errBoom, middleware.ErrInterrupted)
 			assert.EqualError(t, err, "handling was interrupted: "+cause+"; handler: boom")
+			told.want(t, middleware.EventRequeued)
+			assert.True(t, told.all[0].Err == err && told.all[0].Called, "told %+v", told.all[0])
+			assert.True(t, attached.Of(msg.Context(), msg).Requeued.Load())
 		}
 		assert.Empty(t, broker.Calls(), cause)
 	}

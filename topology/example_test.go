@@ -140,22 +140,6 @@ func ExamplePlan_Permissions() {
 	// read      ^(orders)$
 }
 
-// The queues of a strategy for the delays of a policy, without a broker.
-func ExamplePlanFor() {
-	policy := backoff.Constant{Interval: 5 * time.Second, Retries: 3}
-	plan, err := topology.PlanFor(topology.PerQueue{}, "orders", policy)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	for _, q := range plan.Queues {
-		fmt.Println(q.Name)
-	}
-	// Output:
-	// orders.wait.5s
-	// orders.dlq
-}
-
 // A client with every option. Most programs need WithLogger alone.
 func ExampleOpen_options() {
 	options := []topology.Option{
@@ -215,20 +199,6 @@ func ExampleClient_NewSubscriber() {
 		return
 	}
 	defer sub.Close()
-}
-
-// A publisher of messages that wait on the broker before they are delivered.
-func ExampleClient_NewPublisher() {
-	var client *topology.Client // of Open
-	cfg := wamqp.NewDurableQueueConfig("amqp://shop:secret@rabbit-1/")
-	options := []topology.PublisherOption{topology.WithDelays(time.Hour, 24*time.Hour)}
-	var pub *topology.Publisher
-	pub, err := client.NewPublisher(cfg, options...)
-	if err != nil {
-		log.Print(err)
-		return
-	}
-	defer pub.Close()
 }
 
 // A handler looks at the delivery as it arrived, with the types of AMQP.
@@ -327,7 +297,9 @@ func ExampleDeadLetters() {
 func ExamplePublisher_Publish() {
 	var client *topology.Client // of Open
 	cfg := wamqp.NewDurableQueueConfig("amqp://shop:secret@rabbit-1/")
-	pub, err := client.NewPublisher(cfg, topology.WithDelays(time.Hour, 24*time.Hour))
+	options := []topology.PublisherOption{topology.WithDelays(time.Hour, 24*time.Hour)}
+	var pub *topology.Publisher
+	pub, err := client.NewPublisher(cfg, options...)
 	if err != nil {
 		log.Print(err)
 		return
@@ -405,52 +377,4 @@ func ExampleDelayedExchange() {
 	}
 	fmt.Println(route.Exchange, route.RoutingKey, "x-delay", route.Headers["x-delay"])
 	// Output: millpond.delayed orders x-delay 5000
-}
-
-// The steps of a delayed publish: a delay takes the next longer step if it is not much longer, else
-// it begins with a round of a shorter one.
-func ExampleWithDelays() {
-	steps := []time.Duration{time.Hour, 24 * time.Hour} // of WithDelays
-	plan, err := topology.PerQueue{}.Plan("reminders", steps)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	for _, asked := range []time.Duration{
-		20 * time.Minute, 5 * time.Hour, 20 * time.Hour, 72 * time.Hour,
-	} {
-		route, err := plan.Route(topology.Retry{Delay: asked})
-		if err != nil {
-			fmt.Println(err)
-			return
-		}
-		fmt.Println(asked, "waits in", route.RoutingKey)
-	}
-	// Output:
-	// 20m0s waits in reminders.wait.1h
-	// 5h0m0s waits in reminders.wait.1h
-	// 20h0m0s waits in reminders.wait.24h
-	// 72h0m0s waits in reminders.wait.24h
-}
-
-// Each tenant has its wait queues, so that a blocked tenant delays no other.
-func ExampleShared_tenants() {
-	for _, tenant := range []string{"acme", "globex"} {
-		strategy := topology.Shared{Prefix: tenant}
-		plan, err := topology.PlanFor(strategy, tenant+".orders", backoff.List{5 * time.Second})
-		if err != nil {
-			fmt.Println(err)
-			return
-		}
-		for _, q := range plan.Queues {
-			fmt.Println(q.Name)
-		}
-	}
-	// Output:
-	// acme.wait.5s
-	// acme.stranded
-	// acme.orders.dlq
-	// globex.wait.5s
-	// globex.stranded
-	// globex.orders.dlq
 }

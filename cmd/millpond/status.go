@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -222,11 +223,11 @@ func (s *session) printIncidents(list []operate.Incident) {
 }
 
 // wrap breaks a text between words into lines of at most n characters. A longer word has a line of
-// its own, or is cut.
+// its own, or is cut. A time is one word.
 func wrap(text string, n int, cut bool) (lines []string) {
 	var line []rune
-	for _, word := range strings.Fields(text) {
-		rest := []rune(word)
+	for _, word := range strings.Fields(aTime.ReplaceAllString(text, "$1\x00$2")) {
+		rest := []rune(strings.ReplaceAll(word, "\x00", " "))
 		if len(line) > 0 && len(line)+1+len(rest) > n {
 			lines, line = append(lines, string(line)), nil
 		}
@@ -239,6 +240,8 @@ func wrap(text string, n int, cut bool) (lines []string) {
 	}
 	return append(lines, string(line))
 }
+
+var aTime = regexp.MustCompile(`(\d{4}-\d\d-\d\d) (\d\d:)`)
 
 // notKnown prints everything that the broker does not tell.
 func (s *session) notKnown(w io.Writer) {

@@ -101,8 +101,8 @@ func TestHandOversEndInAnyOrder(t *testing.T) {
 
 // Given 16 prefetched deliveries and one handler, when a delivery has waited for its handler for a
 // quarter of the hold, then the prefetch falls. Suspects that wait for their turn go back, and the
-// prefetch stays. A hand-over that another subscription holds makes no difference. The time in
-// which messages could not be stored does not count.
+// prefetch stays, as one that the user has named does. A hand-over that another subscription holds
+// makes no difference. The time in which messages could not be stored does not count.
 func TestPrefetchFallsWhenDeliveriesWait(t *testing.T) {
 	t.Parallel()
 	const hold, handling = 28*time.Minute + 30*time.Second, 3 * time.Minute
@@ -114,10 +114,13 @@ func TestPrefetchFallsWhenDeliveriesWait(t *testing.T) {
 		heldElsewhere int64
 		first, others time.Duration // how long the handlers take
 		firstIsHeld   bool
+		prefetchBy    PrefetchBy
 		falls, back   bool
 	}{
-		"slow handlers":         {first: handling, others: handling, falls: true, back: true},
-		"suspects wait in line": {delivery: suspected, first: handling, others: handling, back: true},
+		"slow handlers":          {first: handling, others: handling, falls: true, back: true},
+		"suspects wait in line":  {delivery: suspected, first: handling, others: handling, back: true},
+		"a prefetch of the user": {prefetchBy: ByOption, first: handling / 2, others: handling / 2},
+		"the same by default":    {first: handling / 2, others: handling / 2, falls: true, back: true},
 		"another queue is held": {
 			heldElsewhere: 1, first: handling, others: handling, falls: true, back: true,
 		},
@@ -127,12 +130,12 @@ func TestPrefetchFallsWhenDeliveriesWait(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				group := &Group{}
+				group, logger := &Group{}, watermill.NewCaptureLogger()
 				group.held.Add(c.heldElsewhere)
 				ctx, stop := context.WithCancel(t.Context())
 				s := New(ctx, ctx, Config{
-					Group: group, Queue: "orders", Logger: watermill.NopLogger{},
-					Consume: Consume{Concurrency: 1, Prefetch: 16, PrefetchBy: ByLibrary},
+					Group: group, Queue: "orders", Logger: logger,
+					Consume: Consume{Concurrency: 1, Prefetch: 16, PrefetchBy: c.prefetchBy},
 				})
 				begun, longest := 0, time.Duration(0)
 				s.workers = newWorkers(16, func(a Arrival, _ func()) {
@@ -165,6 +168,7 @@ func TestPrefetchFallsWhenDeliveriesWait(t *testing.T) {
 				s.wg.Wait()
 				require.Equal(t, c.falls, s.slow)
 				require.Equal(t, c.back, len(rest) > 0, "given back")
+				require.Equal(t, c.back, len(logger.Captured()[watermill.InfoLogLevel]) > 0, "said")
 				require.Less(t, longest, hold)
 			})
 		})

@@ -48,7 +48,7 @@ func connect(t *testing.T, url string) *link.Link {
 // join lets a member take part.
 func join(l *link.Link, name string) *joining { return joinAs(l, name, "instance") }
 
-func joinAs(l *link.Link, name, instance string, users ...string) *joining {
+func joinAs(l *link.Link, name, instance string) *joining {
 	j := &joining{left: make(chan struct{})}
 	j.brake = outage.New(outage.Config{
 		Name: name, Pause: func(int) time.Duration { return 50 * time.Millisecond },
@@ -56,7 +56,7 @@ func joinAs(l *link.Link, name, instance string, users ...string) *joining {
 	})
 	j.member = fleet.NewMember(fleet.Config{
 		Brake: j.brake, Link: l, Instance: instance, Logger: watermill.NopLogger{},
-		Tell: func(header.BrakeState, bool) {}, ControlUsers: users,
+		Tell: func(header.BrakeState, bool) {},
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	j.leave = cancel
@@ -503,58 +503,4 @@ func TestAStartActsWithoutAToken(t *testing.T) {
 	require.Equal(t, "anna", state.By)
 	require.NoError(t, b.start())
 	rig.WaitFor(t, "the other one to start", func() bool { return !other.brake.Stopped() })
-}
-
-// Given members that believe some users alone, when others publish, then nothing happens and the
-// operator hears it. When the services change their user, old and new ones are believed.
-func TestControlUsers(t *testing.T) {
-	t.Parallel()
-	node := testbroker.Private(t)
-	for _, user := range []string{"old", "new", "anna", "mallory"} {
-		node.Grant(t, testbroker.Everything("/", user))
-	}
-	start := func(user, instance string, users ...string) *joining {
-		j := joinAs(connect(t, node.URLOf(user)), "payments", instance, users...)
-		t.Cleanup(func() { j.leave(); <-j.left })
-		<-j.member.Ready()
-		return j
-	}
-	stop := func(user string) error {
-		conn, err := connect(t, node.URLOf(user)).Conn(t.Context())
-		require.NoError(t, err)
-		_, err = fleet.StopByHand(t.Context(), conn, header.BrakeState{
-			Name: "payments", By: user, Since: time.Now(), Until: time.Now().Add(time.Hour),
-		})
-		return err
-	}
-	open := func(user string) error {
-		conn, err := connect(t, node.URLOf(user)).Conn(t.Context())
-		require.NoError(t, err)
-		return fleet.StartByHand(t.Context(), conn, "payments", user)
-	}
-	require.False(t, start("mallory", "m", "old").brake.Joined(), "its own user is not listed")
-
-	first := start("old", "first", "old", "new", "anna")
-	require.ErrorContains(t, stop("mallory"), `"first" ignores the user "mallory"`)
-	require.False(t, first.brake.Stopped())
-	second := start("new", "second", "old", "new", "anna")
-	both := func(stopped bool) {
-		t.Helper()
-		rig.WaitFor(t, fmt.Sprint("both: stopped ", stopped), func() bool {
-			return first.brake.Stopped() == stopped && second.brake.Stopped() == stopped
-		})
-	}
-	require.NoError(t, stop("anna"))
-	both(true)
-	require.ErrorContains(t, open("mallory"), `ignores the user "mallory"`)
-	require.True(t, first.brake.Stopped() && second.brake.Stopped())
-	require.NoError(t, open("anna"))
-	both(false)
-	require.True(t, second.brake.Trip("too many fail"))
-	both(true)
-	first.leave() // the token is of the old user, perhaps
-	<-first.left
-	rig.WaitFor(t, "the other one to probe", func() bool {
-		return second.brake.State().Prober == "second"
-	})
 }

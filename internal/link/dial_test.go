@@ -239,12 +239,3 @@ func TestOpenWithFilesOfTheURL(t *testing.T) {
 		assert.ErrorContains(t, failsToOpen(t.Context(), t, config(address+query), patience), want)
 	}
 }
-
-func TestOpenWithoutTrust(t *testing.T) {
-	t.Parallel()
-	address, _, _ := terminateTLS(t)
-	err := failsToOpen(t.Context(), t, config(address), patience)
-	var untrusted *tls.CertificateVerificationError
-	assert.ErrorAs(t, err, &untrusted)
-	assert.NotContains(t, err.Error(), "guest")
-}

@@ -302,13 +302,6 @@ func TestCloseWhileADialOfTheUserHangs(t *testing.T) {
 	within(t, 0, "Close", l.Close)
 }
 
-func TestCloseOfABlackholedConnection(t *testing.T) {
-	t.Parallel()
-	proxy, l, _ := behindProxy(t)
-	proxy.Blackhole(true)
-	within(t, goodbye, "Close", l.Close)
-}
-
 func TestCloseOfABlackholedTLSConnection(t *testing.T) {
 	t.Parallel()
 	address, roots, proxy := terminateTLS(t)

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/internal/publisher"
+	"github.com/millpond-go/millpond/internal/testing/frame"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
@@ -42,12 +43,24 @@ func TestConfirmThatNeverComes(t *testing.T) {
 	})
 }
 
-// The confirm comes after its call has ended. The channel is not used again. The connection, which
-// answers, is.
+// The confirm comes after its call has ended. The channel is closed and not used again. The
+// connection, which answers, is.
 func TestChannelIsNotUsedAfterATimeout(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		p := behindProxy(t, long)
+		before := behindProxy(t, long)
+		var channels atomic.Int32
+		before.proxy.Tap(func(seen testbroker.Seen) testbroker.Fault {
+			switch seen.Method() {
+			case frame.ChannelOpen:
+				channels.Add(1)
+			case frame.ChannelClose:
+				channels.Add(-1)
+			}
+			return testbroker.Fault{}
+		})
+		p := connect(t, before.proxy.URL(), before.queue, long) // the tap sees new connections
+		p.url, p.proxy = before.url, before.proxy
 		require.NoError(t, p.say("before"))
 
 		p.proxy.Delay(400 * time.Millisecond)
@@ -59,28 +72,10 @@ func TestChannelIsNotUsedAfterATimeout(t *testing.T) {
 		require.Len(t, places, 3)
 		assert.Equal(t, places[0], places[1])
 		assert.NotEqual(t, places[1], places[2], "the channel is used again")
+		await(t, "the channel to be closed", func() bool { return channels.Load() == 1 })
 		assert.Equal(t, 1, p.client.connections(), "the connection is not")
 		p.hasOnly("before", "late", "after")
 	})
-}
-
-// Channels of calls that have ended are closed, because thousands would be too many.
-func TestChannelsGivenUpAreClosed(t *testing.T) {
-	t.Parallel()
-	node := testbroker.Private(t)
-	proxy := testbroker.NewProxy(t, node.URL())
-	p := connect(t, proxy.URL(), declare(t, node.URL(), "q", nil), long)
-	for range 10 {
-		require.NoError(t, p.say("in between"))
-		proxy.Delay(400 * time.Millisecond)
-		assert.ErrorIs(t, p.sayWithin(100*time.Millisecond, "late"), publisher.ErrUnknown)
-		proxy.Delay(0)
-	}
-	require.NoError(t, p.say("last"))
-	await(t, "two channels: the publisher's and the declaration's", func() bool {
-		return strings.Count(node.Ctl(t, "list_channels", "name"), " -> ") == 2
-	})
-	assert.Equal(t, 1, proxy.Connections())
 }
 
 func TestCutUnderManyCallers(t *testing.T) {
@@ -201,53 +196,19 @@ func TestContextEndsTheWaitForAWrite(t *testing.T) {
 	}
 }
 
-// During an alarm every call ends in time and Close does, too. After it publishing works again.
-func TestMemoryAlarm(t *testing.T) {
-	t.Parallel()
-	const timeout = 2 * time.Second
-	same, node := onNode(t, timeout)
-	closing := connect(t, node.URL(), "q", timeout)
-	for _, p := range []rig{same, closing} {
-		p.recovers()
-		require.NoError(t, p.Healthy())
-	}
-
-	memory(t, node, lowMemory)
-	body := strings.Repeat("x", 1<<20)
-	for round, p := range []rig{same, closing, same} {
-		for _, c := range callers(64, 1, func(int, string) error { return p.say(body) }) {
-			assert.Less(t, c.took, timeout+slack, "round %d: %v", round, c.err)
-			if c.err != nil { // a few may be stored before the broker notices
-				isAny(t, c.err, publisher.ErrUnknown, publisher.ErrNotSent)
-			}
-		}
-	}
-	await(t, "the alarm to be known", func() bool {
-		_ = same.say("poke")
-		err := same.Healthy()
-		return err != nil && strings.Contains(err.Error(), "blocked publishing")
-	})
-	err := same.say("never")
-	assert.ErrorIs(t, err, publisher.ErrNotSent)
-	assert.ErrorContains(t, err, "blocked publishing")
-	within(t, goodbye, "Close during the alarm", closing.Close)
-
-	memory(t, node, muchMemory)
-	same.recovers()
-	assert.NoError(t, same.Healthy())
-	connect(t, node.URL(), "q", timeout).recovers()
-	assert.Zero(t, same.bodies()["never"])
-}
-
 // While the broker is known not to read, nothing more is written. So the outcome of a publish
 // during the alarm is never in doubt, and its channel is used again afterwards.
 func TestNothingIsSentDuringAnAlarm(t *testing.T) {
 	t.Parallel()
 	p, node := onNode(t, long)
 	require.NoError(t, p.say("before"))
+	closing := connect(t, node.URL(), declare(t, node.URL(), "other", nil), long)
 	memory(t, node, lowMemory)
 	first := p.begin(1, "first") // the broker blocks the connection because of it
 	p.unhealthy()
+	closing.begin(1, "of a publisher that closes")
+	closing.unhealthy()
+	within(t, goodbye, "Close during the alarm", closing.Close)
 	sent := p.client.published()
 
 	for _, c := range callers(8, 1, func(int, string) error {
@@ -264,6 +225,7 @@ func TestNothingIsSentDuringAnAlarm(t *testing.T) {
 		assert.NoError(t, <-first)
 		assert.NoError(t, <-patient)
 	})
+	assert.NoError(t, p.Healthy())
 	places := p.client.published()
 	assert.Equal(t, places[0], places[len(places)-1], "another channel")
 	p.hasOnly("before", "first", "patient")

@@ -11,11 +11,10 @@ import (
 // The headers of a dead letter that was moved back once before.
 func ExampleParseDead() {
 	headers := map[string]string{
-		"millpond-dead-queue":    "orders",
-		"millpond-dead-reason":   "exhausted",
-		"millpond-dead-failures": "4",
-		"millpond-dead-error":    "no stock",
-		"millpond-replays":       "1",
+		header.DeadQueue: "orders", header.DeadReason: "exhausted", header.DeadFailures: "4",
+		header.DeadError: "no stock", header.DeadClass: "retryable", header.DeadHandler: "billing",
+		header.DeadAt: "2026-03-01T12:00:00Z", header.Replays: "1",
+		header.EditedAt: "2026-03-01T13:00:00Z", header.EditedBy: "anna",
 	}
 	get := func(key string) (string, bool) {
 		value, ok := headers[key]
@@ -32,7 +31,7 @@ func ExampleParseDead() {
 // The headers of a message that has failed twice in orders. On another queue they do not count.
 func ExampleParse() {
 	headers := map[string]string{
-		"millpond-queue":    "orders",
+		header.Queue:        "orders",
 		"millpond-failures": "2",
 		"millpond-error":    "no stock",
 	}
@@ -52,76 +51,6 @@ func ExampleParse() {
 	// millpond-failures true true
 	// millpond-dead-failures false true
 	// tenant false false
-}
-
-// The headers of a message that waits or comes back: docs/wire.md says what each one means.
-func Example_live() {
-	for _, key := range []string{
-		header.Queue, keys.Failures, keys.FirstSeen, keys.FirstFailure, keys.Delay,
-		keys.Snoozed, keys.NotBefore, keys.Error, keys.ErrorClass, keys.History,
-		keys.OriginExchange, keys.OriginRoutingKey, keys.Deadline, keys.DeadlineFrom,
-		keys.Inner, keys.Via, keys.Interruptions, keys.WaitingSince, keys.Traceparent,
-		keys.Priority, keys.Publish, keys.Level + "0", keys.Key, keys.Line,
-	} {
-		fmt.Println(key)
-	}
-	fmt.Println(keys.FromTimestamp, keys.FromArrival, keys.FromPublish)
-	// Output:
-	// millpond-queue
-	// millpond-failures
-	// millpond-first-seen
-	// millpond-first-failure
-	// millpond-delay
-	// millpond-set-aside
-	// millpond-not-before
-	// millpond-error
-	// millpond-class
-	// millpond-history
-	// millpond-origin-exchange
-	// millpond-origin-routing-key
-	// millpond-deadline
-	// millpond-deadline-from
-	// millpond-inner
-	// millpond-return
-	// millpond-interruptions
-	// millpond-waiting-since
-	// millpond-traceparent
-	// millpond-priority
-	// millpond-publish
-	// millpond-level-0
-	// millpond-key
-	// millpond-line
-	// timestamp arrival publish
-}
-
-// The headers of a dead letter.
-func Example_dead() {
-	for _, key := range []string{
-		header.DeadReason, header.DeadAt, header.DeadQueue, header.DeadHandler, header.DeadFailures,
-		header.DeadError, header.DeadClass, keys.DeadHistory, keys.DeadDeadline,
-		keys.DeadDeadlineFrom, keys.DeadKey, keys.DeadLine, keys.Unreadable, header.Replays,
-		keys.Replay, header.EditedAt, header.EditedBy,
-	} {
-		fmt.Println(key)
-	}
-	// Output:
-	// millpond-dead-reason
-	// millpond-dead-at
-	// millpond-dead-queue
-	// millpond-dead-handler
-	// millpond-dead-failures
-	// millpond-dead-error
-	// millpond-dead-class
-	// millpond-dead-history
-	// millpond-dead-deadline
-	// millpond-dead-deadline-from
-	// millpond-dead-key
-	// millpond-dead-line
-	// millpond-unreadable
-	// millpond-replays
-	// millpond-replay
-	// millpond-edited-at
-	// millpond-edited-by
 }
 
 // A tool counts dead letters by their reason.

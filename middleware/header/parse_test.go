@@ -166,20 +166,24 @@ func TestHeadersOfAnOlderVersionAreRead(t *testing.T) {
 func TestKeysOnTheWire(t *testing.T) {
 	t.Parallel()
 	live := slices.Collect(maps.Keys(recorded()))
-	live = append(live, keys.Via, keys.Priority, keys.Publish, keys.Key, keys.Line)
+	live = append(live, "millpond-return", "millpond-priority", "millpond-publish", "millpond-key",
+		"millpond-line")
 	require.Len(t, live, len(keys.Live), "record the new one")
 	live = append(live, "millpond-level-12") // of an earlier version
 	for _, key := range live {
 		require.True(t, keys.IsLive(key) && keys.IsState(key), key)
 		require.False(t, strings.HasPrefix(key, "x-"), key)
 	}
-	dead := append(slices.Collect(maps.Keys(recordedDead())), keys.DeadKey, keys.DeadLine)
+	dead := append(slices.Collect(maps.Keys(recordedDead())), "millpond-dead-key",
+		"millpond-dead-line")
 	for _, key := range dead {
 		origin := key == keys.OriginExchange || key == keys.OriginRoutingKey
 		require.Equal(t, origin, keys.IsLive(key), key)
 		require.True(t, keys.IsState(key), key)
 	}
 	require.False(t, keys.IsState(Replays) || keys.IsState("tenant"))
+	require.Equal(t, []string{"millpond-unreadable", "millpond-replay", "millpond-edited-at",
+		"millpond-edited-by"}, []string{keys.Unreadable, keys.Replay, EditedAt, EditedBy})
 }
 
 func TestTimesAreWrittenInUTC(t *testing.T) {

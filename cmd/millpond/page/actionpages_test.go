@@ -288,6 +288,16 @@ func TestActionsNeedTheFlagTheRoleAndTheToken(t *testing.T) {
 		a := v.post("/action/rehearse", values)
 		require.Equal(t, c.want, a.StatusCode, "%s: %s", name, a.body)
 	}
+	h.Post("orders.dlq", shop.Letter("orders", "p", "no stock", time.Now(), []byte("p"), nil))
+	rig.AwaitDepth(t, h.URL, "orders.dlq", 2)
+	groups := regexp.MustCompile(`name="group" value="(\w+)"`).FindAllStringSubmatch(
+		v.post("/dead/look?queue=orders", url.Values{}).body, -1)
+	both, _ := v.rehearse(url.Values{
+		"kind": {"replay"}, "queue": {"orders"}, "picked": {"group"},
+		"group": {groups[0][1], groups[1][1]},
+	})
+	require.Contains(t, both.text(), `cause=&#34;refused or no stock&#34;`)
+	require.Contains(t, both.text(), "2 of 2")
 	reader := h.reading()
 	const button = `action="/action/rehearse"`
 	require.NotContains(t, reader.post("/dead/look?queue=orders", url.Values{}).body, button)
@@ -302,7 +312,7 @@ func TestActionsNeedTheFlagTheRoleAndTheToken(t *testing.T) {
 		require.Contains(t, a.body, "may only read")
 	}
 	require.Equal(t, http.StatusForbidden, locked.post("/doctor/look", url.Values{}).StatusCode)
-	rig.AwaitDepth(t, h.URL, "orders.dlq", 1)
+	rig.AwaitDepth(t, h.URL, "orders.dlq", 2)
 }
 
 // reading opens a page on which this person may only read, and others may act.

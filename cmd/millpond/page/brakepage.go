@@ -3,7 +3,6 @@ package page
 import (
 	"net/http"
 	"slices"
-	"time"
 
 	"github.com/millpond-go/millpond/cmd/millpond/internal/auditlog"
 	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
@@ -14,7 +13,6 @@ import (
 
 // brakesView is the page of the brakes.
 type brakesView struct {
-	Now  time.Time
 	Err  string
 	Rows []brakeRow
 	// Bare are queues that no brake stops, and BareMore how many more there are.
@@ -35,7 +33,7 @@ func (h *Handler) brakes(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	v := brakesView{Now: time.Now(), Name: r.URL.Query().Get("name")}
+	v := brakesView{Name: r.URL.Query().Get("name")}
 	states := s.Vhost.Stopped
 	operator, err := h.connected(r.Context())
 	if err == nil {

@@ -86,7 +86,6 @@ type letterRow struct {
 	ID, Error                   string
 	Queue, Handler, Reason      string
 	Position, Attempts, Replays int
-	Size                        int
 	At                          time.Time
 }
 
@@ -331,7 +330,7 @@ func letterRowOf(src *source, s *stub, d *detail) letterRow {
 	row := letterRow{
 		Dead: src.Queue, ID: d.id, Error: d.err, Queue: from.queue, Handler: from.handler,
 		Reason: from.reason, Position: int(s.position), Attempts: int(d.attempts),
-		Replays: int(d.replays), Size: int(d.size),
+		Replays: int(d.replays),
 	}
 	if s.dead != 0 {
 		row.At = time.UnixMilli(s.dead)

@@ -14,8 +14,6 @@ type queueView struct {
 	Now       time.Time
 	Main      operate.Main
 	Incidents []operate.Incident
-	// Grown are the dead letters since a time, which is zero if it is not known.
-	Grown operate.Incident
 	// Range is the time of the charts, of Ranges.
 	Range  string
 	Ranges []string
@@ -49,7 +47,6 @@ func (h *Handler) queue(w http.ResponseWriter, r *http.Request) error {
 			v.Incidents = append(v.Incidents, i)
 		}
 	}
-	v.Grown.Grown, v.Grown.GrownSince = h.history.Grown(main, v.Now)
 	return h.show(w, r, "queue", view{
 		Title: "Queue " + oneLine(100, main.Name), Nav: "now", Data: v,
 	})

@@ -15,7 +15,9 @@ import (
 func (h *Handler) now(w http.ResponseWriter, r *http.Request) error {
 	data := h.overview(h.watcher.sight(r.Context()), r.URL.Query().Get("q"))
 	data.MayAct = h.mayAct(visitOf(r).who)
-	return h.show(w, r, "now", view{Title: "Now", Nav: "now", Data: data})
+	return h.show(w, r, "now", view{
+		Title: "Now", Nav: "now", Data: data, Count: len(data.Incidents),
+	})
 }
 
 // showNow sends the parts of the page that change to all open pages.
@@ -70,11 +72,11 @@ type way struct {
 
 // ways are those of the kinds of incidents. Others lead to Verify.
 var ways = map[operate.IncidentKind]way{
-	operate.IncidentGone:       {"Waiting", "/waiting", "Look at all that wait", "/waiting/look", true, false},
+	operate.IncidentGone:       {"Waiting", "/waiting", "Look at them", "/waiting/look", true, false},
 	operate.IncidentUnconsumed: {Link: "Its last hour", To: "/queue"},
 	operate.IncidentStranded:   {"Stranded", "/stranded", "Return …", "/stranded", false, true},
-	operate.IncidentBlocked:    {"Its keys", "/waiting", "Look at the keys", "/order/look", true, false},
-	operate.IncidentLine:       {"Its keys", "/waiting", "Look at the keys", "/order/look", true, false},
+	operate.IncidentBlocked:    {"Its keys", "/waiting", "Look at them", "/order/look", true, false},
+	operate.IncidentLine:       {"Its keys", "/waiting", "Look at them", "/order/look", true, false},
 	operate.IncidentDead:       {"Causes", "/dead", "Replay …", "/dead", false, true},
 	operate.IncidentBrake:      {"Brakes", "/brakes", "Start", "/brakes/start", true, true},
 	operate.IncidentUnknown:    {Link: "Verify", To: "/verify"},

@@ -141,8 +141,6 @@ func functions(base string) template.FuncMap {
 		"when":    when,
 		"about":   about,
 		"delay":   delay,
-		"utc":     when, // of now.html, as is ago
-		"ago":     func(_, t time.Time) template.HTML { return when(t) },
 		"number":  number,
 		"digits":  digits,
 		"plural":  plural,

@@ -54,8 +54,8 @@ func TestABrakeThatIsRefusedStopsNothing(t *testing.T) {
 }
 
 // Given instances that believe two users, because theirs is being changed, when a third one stops
-// their brake, then they go on and the operator hears it. Among each other, and by the hand of one
-// of the two, they stop and start.
+// or starts their brake, then nothing happens and the operator hears it. Among each other, and by
+// the hand of one of the two, they stop and start. An instance of the third one does not join.
 func TestAFleetBelievesItsControlUsers(t *testing.T) {
 	t.Parallel()
 	node := testbroker.Private(t)
@@ -70,8 +70,10 @@ func TestAFleetBelievesItsControlUsers(t *testing.T) {
 	_, err := topology.Open(t.Context(), rig.ConnectionConfig(f.url), topology.PerQueue{},
 		topology.WithControlUsers())
 	require.ErrorContains(t, err, "name at least one user")
-	_, err = rig.OpenOperator(t, node.URLOf("mallory")).
-		StopBrake(t.Context(), f.name, "mallory", "", time.Hour)
+	unlisted := plan{url: node.URLOf("mallory"), queue: "others", options: f.options}
+	newFleet(t, unlisted).add().await("is none of WithControlUsers")
+	mallory := rig.OpenOperator(t, unlisted.url)
+	_, err = mallory.StopBrake(t.Context(), f.name, "mallory", "", time.Hour)
 	require.ErrorContains(t, err, `ignores the user "mallory"`)
 	f.instances[0].await("A message about the brake is ignored")
 	f.send(10)
@@ -86,6 +88,9 @@ func TestAFleetBelievesItsControlUsers(t *testing.T) {
 	operator := rig.OpenOperator(t, node.URL())
 	_, err = operator.StopBrake(t.Context(), f.name, "bert", "", time.Hour)
 	require.NoError(t, err)
+	f.awaitStopped(true)
+	err = mallory.StartBrake(t.Context(), f.name, "mallory")
+	require.ErrorContains(t, err, `ignores the user "mallory"`)
 	f.awaitStopped(true)
 	require.NoError(t, operator.StartBrake(t.Context(), f.name, "bert"))
 	f.awaitStopped(false)

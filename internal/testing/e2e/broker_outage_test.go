@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
-	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
@@ -104,33 +103,5 @@ func TestBrokerRestartLosesNothing(t *testing.T) {
 			require.Equal(t, 2, s.Waiting())
 		}
 		s.RequireNothingLeft(0)
-	}
-}
-
-// When the connection is lost while the handler runs, which then fails, then the broker has the
-// message back already. It is handled twice, not three times (C5).
-func TestConnectionLostWhileHandling(t *testing.T) {
-	t.Parallel()
-	url := testbroker.URL(t)
-	proxy := testbroker.NewProxy(t, url)
-	attempts := make(chan int, 10)
-	failOnce := rig.FailUntil(2, attempts)
-	r := rig.Start(t, rig.Config{
-		URL: proxy.URL(), Configure: rig.QuorumQueue, Policy: backoff.List{time.Second},
-		Handle: func(msg *message.Message) error {
-			_, err := failOnce(msg)
-			if err != nil {
-				proxy.Cut()
-				<-msg.Context().Done() // tells the handler that its work is in vain
-			}
-			return err
-		},
-	})
-	rig.Publish(t, url, "", r.Queue, amqp.Publishing{Body: []byte("twice")})
-	rig.AwaitAttempts(t, attempts, 1, 1)
-	r.Stop()
-	require.Empty(t, attempts)
-	for _, suffix := range []string{"", ".wait.1s", ".dlq"} {
-		require.Zero(t, testbroker.Depth(t, url, r.Queue+suffix), suffix)
 	}
 }

@@ -24,8 +24,8 @@ const (
 	willBeRetried = "Message will be retried"
 )
 
-// A snooze spends no attempt, however often, and also if it is longer than every wait step (C6). A
-// Subscriber that knows the policy is not warned of delays.
+// A snooze spends no attempt, however often, and also if it is longer than every wait step, which
+// is said once (C6). A Subscriber that knows the policy is not warned of delays.
 func TestSnoozeSpendsNoAttempt(t *testing.T) {
 	t.Parallel()
 	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
@@ -37,9 +37,9 @@ func TestSnoozeSpendsNoAttempt(t *testing.T) {
 			Handle: func(msg *message.Message) error {
 				attempts <- middleware.Attempt(msg.Context())
 				switch calls.Record(msg) {
-				case 1:
+				case 1, 2:
 					return middleware.Snooze(rig.ErrFailed, 3*delay) // in rounds
-				case 2:
+				case 3:
 					return middleware.Snooze(rig.ErrFailed, 0) // as short as possible
 				}
 				return rig.ErrFailed
@@ -47,9 +47,11 @@ func TestSnoozeSpendsNoAttempt(t *testing.T) {
 		})
 		r.Send("later")
 		require.Equal(t, "2", r.DeadLetter().Headers[header.DeadFailures])
-		calls.RequireNotEarly(t, 3*delay, delay, delay)
-		require.Equal(t, slices.Repeat([]string{r.Queue + ".wait.1.05s"}, 3), calls.Passed())
-		rig.AwaitAttempts(t, attempts, 1, 1, 1, 2)
+		calls.RequireNotEarly(t, 3*delay, 3*delay, delay, delay)
+		require.Equal(t, slices.Repeat([]string{r.Queue + ".wait.1.05s"}, 4), calls.Passed())
+		rig.AwaitAttempts(t, attempts, 1, 1, 1, 1, 2)
+		require.Equal(t, 1, r.Logs.Said("A delay is longer than every wait queue"))
+		require.Contains(t, r.Logs.Text(), "delay:3.15s longest:1.05s")
 		require.Empty(t, r.Logs.EntriesOf(roundedUp))
 		for _, e := range r.Logs.EntriesOf(willBeRetried) {
 			require.NotContains(t, e.Fields, "asked")

@@ -118,20 +118,6 @@ func TestALateConfirmMakesOneCopyOrFewScouts(t *testing.T) {
 	}
 }
 
-// Given open outcomes, when the service stops, then it waits no longer than the drain of 20 s, and
-// the messages go back to their queue.
-func TestShutdownWithAnOpenOutcome(t *testing.T) {
-	t.Parallel()
-	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
-		s := startLate(t, broker)
-		begun := time.Now()
-		s.Stop()
-		require.LessOrEqual(t, time.Since(begun), 30*time.Second)
-		rig.WaitFor(t, "all messages in their queue", func() bool { return s.Depth("") == lateMessages })
-		assert.Equal(t, oneCopyEach, s.copies)
-	})
-}
-
 // Given confirms that never come, then a message is held for as long as the broker's consumer
 // timeout of 30 minutes allows, with the default confirm timeout of 10 s: 28 min 30 s. Then it goes
 // back to its queue, and one message is tried at a time. Once the broker confirms, all are handed
@@ -364,50 +350,6 @@ func handlerBeyondTheTimeout(t *testing.T, node *testbroker.Node) {
 	require.Less(t, time.Since(begun), shortTimeout+rig.Ceiling)
 	r.Stop()
 	require.Zero(t, r.Depth(""))
-}
-
-// Given a publishing connection that passes nothing for 25 minutes, then the message is held, with
-// at most two tries a second. It costs no attempt, and the queue goes on by itself (C14).
-func TestBlackholedPublisherHoldsTheMessage(t *testing.T) {
-	t.Parallel()
-	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
-		proxy := testbroker.NewProxy(t, broker.URL())
-		// It counts publishes.
-		proxy.Tap(func(testbroker.Seen) testbroker.Fault { return testbroker.Fault{} })
-		attempts := make(chan int, 100)
-		r := rig.Start(t, rig.Config{
-			URL: broker.URL(), PublisherURL: proxy.URL(), Configure: rig.QuorumQueue,
-			Policy: backoff.List{time.Second},
-			Handle: func(msg *message.Message) error {
-				attempts <- middleware.Attempt(msg.Context())
-				if string(msg.Payload) != "failing" {
-					return nil
-				}
-				err := rig.FailFirst(msg)
-				proxy.Blackhole(err != nil)
-				return err
-			},
-		})
-		r.Send("failing", "behind it")
-		require.Equal(t, 1, <-attempts)
-
-		before := proxy.Connections() + proxy.Publishes()
-		const outage = 25 * time.Minute
-		select {
-		case n := <-attempts:
-			t.Fatalf("attempt %d during the outage", n)
-		case <-time.After(outage):
-		}
-		tries := proxy.Connections() + proxy.Publishes() - before
-		t.Logf("%d tries in %v", tries, outage)
-		require.LessOrEqual(t, float64(tries)/outage.Seconds(), 2.0, "tries a second")
-		require.Positive(t, tries)
-
-		proxy.Blackhole(false)
-		require.Equal(t, 1, <-attempts, "the message behind it")
-		require.Equal(t, 2, <-attempts, "the second attempt of the first")
-		require.Zero(t, r.Depth(".dlq"))
-	})
 }
 
 // brokenPublisher is a publisher of a handler's messages that may refuse them.

@@ -228,23 +228,3 @@ func TestASiblingDropsTheCopyThatAPolicyBroughtIt(t *testing.T) {
 	require.Zero(t, wrong.Count())
 	require.Len(t, r.Logs.Saying(said), 1)
 }
-
-// Given a policy with dead-letter-routing-key, when it leads retries nowhere, then they are
-// stranded, and the log says so within the 30 s between two looks. A bug once left the log silent.
-func TestRetriesThatAPolicyLeadsNowhereAreNamed(t *testing.T) {
-	t.Parallel()
-	const messages = 5
-	r := rig.Start(t, rig.Config{
-		URL: ruledBy(t, "nowhere"), Strategy: rig.Shared(t, topology.Quorum),
-		Policy: backoff.List{200 * time.Millisecond}, Handle: rig.Fail,
-	})
-	r.Send(make([]string, messages)...)
-	stranded := r.Plan.Queues[len(r.Plan.Queues)-2].Name
-	want := fmt.Sprintf("messages:%d queue:%s", messages, stranded)
-	said := func() []string { return r.Logs.Saying("Messages are stranded") }
-	rig.WaitFor(t, "the log to say so", func() bool {
-		return len(said()) > 0 && strings.Contains(said()[len(said())-1], want)
-	})
-	require.LessOrEqual(t, len(said()), messages, "only when there are more")
-	require.Equal(t, r.Queue, rig.Take(t, r.URL, stranded).Headers[header.Queue])
-}

@@ -387,23 +387,14 @@ func TestNativeRefusesWhereRejectsComeBackAtOnce(t *testing.T) {
 	url := testbroker.URL(t)
 	holds, _ := rig.HoldsRejected(t, url)
 	strategy := native.Strategy{Min: time.Second, Max: time.Minute}
-	with := func(key string, value any) amqp.Table {
-		args := rig.RejectArguments(time.Second, time.Minute)
-		if args[key] = value; value == nil {
-			delete(args, key)
-		}
-		return args
-	}
+	ofNacks := rig.RejectArguments(time.Second, time.Minute)
+	ofNacks["x-delayed-retry-type"] = "all"
 	for name, c := range map[string]struct {
 		args amqp.Table
 		want string
 	}{
 		"no arguments":    {amqp.Table{"x-queue-type": "quorum"}, "it holds none"},
-		"no minimum":      {with("x-delayed-retry-min", nil), "it holds none"},
-		"another minimum": {with("x-delayed-retry-min", 500), "it holds them for 500ms to 1m0s"},
-		"no maximum":      {with("x-delayed-retry-max", nil), "it holds them for 1s to 1s"},
-		"of nacks alone":  {with("x-delayed-retry-type", "returned"), "it holds none"},
-		"of nacks, too":   {with("x-delayed-retry-type", "all"), "given back, too"},
+		"of nacks, too":   {ofNacks, "given back, too"},
 		"a classic queue": {amqp.Table{"x-queue-type": "classic"}, "only a quorum queue holds"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -53,7 +53,6 @@ var api string
 // rules are vhosts of the common node, each with the definition of a policy on everything.
 var rules = map[string]string{
 	"alternate":     `{"alternate-exchange": "sink"}`,
-	"nowhere":       `{"dead-letter-routing-key": "nowhere"}`,
 	"shared quorum": `{"dead-letter-routing-key": "other"}`,
 	// With these bits a message passes each level at once.
 	"levels quorum": `{"dead-letter-routing-key": "0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.other"}`,

@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/attached"
 	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
@@ -139,32 +138,5 @@ func TestFailingMachineryOfTheSubscriberIsTold(t *testing.T) {
 		require.GreaterOrEqual(t, all[1].Tries, 2)
 		require.Positive(t, all[1].Held)
 		require.Equal(t, time.Second, all[2].DelayGiven)
-	})
-}
-
-// When the router nacks a message at shutdown, then the message goes back to its queue, and
-// the Subscriber tells it, because no other part does.
-func TestAMessageGivenBackAtShutdownIsTold(t *testing.T) {
-	t.Parallel()
-	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
-		var told events
-		began := make(chan struct{})
-		r := rig.Start(t, rig.Config{
-			URL: broker.URL(), Queue: "orders", Keep: true, Policy: backoff.List{time.Second},
-			ClientOptions: []topology.Option{topology.WithObserver(&told)},
-			RetryOptions:  []middleware.Option{middleware.WithObserver(&told)},
-			Handle: func(msg *message.Message) error {
-				close(began)
-				<-attached.Of(msg.Context(), msg).Closing
-				return nil
-			},
-			Outer: failOnce(func() {}),
-		})
-		r.Send("late")
-		<-began
-		r.Stop()
-		kinds, _ := told.wait(t, middleware.EventRequeued)
-		require.Equal(t, []middleware.EventKind{"handled", "requeued"}, kinds)
-		require.Equal(t, 1, r.Depth(""))
 	})
 }

@@ -205,43 +205,6 @@ func TestHandlersStopDuringAnOutage(t *testing.T) {
 	})
 }
 
-// Given handlers that are slower than the prefetch allows, when messages have waited long for
-// their handler, then the prefetch falls, so that the broker's consumer timeout takes no message
-// back. A prefetch that the user has named stays.
-func TestPrefetchFallsForSlowHandlers(t *testing.T) {
-	t.Parallel()
-	const messages = 12
-	for prefetch, back := range map[int]int{0: messages - 2, 10: 2} { // 0 is not named
-		t.Run(fmt.Sprint(prefetch), func(t *testing.T) {
-			t.Parallel()
-			rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
-				handlers, free := rig.NewCalls(), make(chan struct{})
-				c := rig.Config{
-					URL: broker.URL(), Queue: "orders", Keep: true, Policy: backoff.List{time.Second},
-					Configure: rig.QuorumQueue,
-					Handle: func(msg *message.Message) error {
-						defer handlers.Enter(string(msg.Payload))()
-						<-free
-						return nil
-					},
-				}
-				if prefetch > 0 {
-					c.SubscriberOptions = []topology.SubscriberOption{topology.WithPrefetch(prefetch)}
-				}
-				r := rig.Start(t, c)
-				rig.Fill(t, r.URL, r.Queue, messages)
-				<-time.After(20 * time.Minute)
-				require.GreaterOrEqual(t, r.Depth(""), back)
-				require.Equal(t, prefetch == 0, r.Logs.Said(lowered) > 0)
-				close(free)
-				rig.WaitFor(t, "all to be handled", func() bool { return handlers.Count() == messages })
-				require.Equal(t, messages, handlers.Total(), "each once")
-				r.RequireNothingLeft(0)
-			})
-		})
-	}
-}
-
 const (
 	lowered = "Messages wait long for their handler"
 	raised  = "Handlers are quick again in this process"

@@ -75,33 +75,6 @@ func TestMissingPermissionsAreNamed(t *testing.T) {
 	rig.AwaitAttempts(t, attempts, 1, 2)
 }
 
-// Given a RetryAfter longer than every wait queue, then the message waits in rounds, and this is
-// said once.
-func TestDelayLongerThanEveryWaitQueueIsNamed(t *testing.T) {
-	t.Parallel()
-	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
-		attempts := make(chan int, 10)
-		r := rig.Start(t, rig.Config{
-			URL: broker.URL(), Queue: "orders", Keep: true, Policy: rig.Quickly(1),
-			Handle: func(msg *message.Message) error {
-				attempt := middleware.Attempt(msg.Context())
-				attempts <- attempt
-				if attempt > 1 {
-					return nil
-				}
-				return middleware.RetryAfter(rig.ErrFailed, 2500*time.Millisecond)
-			},
-		})
-		for range 2 {
-			r.Send("order")
-			rig.AwaitAttempts(t, attempts, 1, 2)
-		}
-		require.Equal(t, 1, r.Logs.Said("A delay is longer than every wait queue"))
-		require.Contains(t, r.Logs.Text(), "delay:2.5s longest:1s")
-		r.RequireNothingLeft(0)
-	})
-}
-
 // inVhost returns a configuration with another vhost than its URL.
 func inVhost(url, vhost string) wamqp.Config {
 	cfg := rig.QueueConfig(url)

@@ -21,6 +21,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -264,6 +265,9 @@ var sigterms = map[string]sigterm{
 		after:   func(w *worker) { w.await("handled slow"); w.pub.Freeze(false) },
 		waiting: 1,
 	},
+	"holding, as no confirm comes": {
+		body: "fail", at: isConfirm, confirm: true, before: holds, queued: 1, waiting: 1,
+	},
 	"holding, as there is no connection to publish on": {
 		body: "fail", confirm: true, unreachable: true, before: holds, queued: 1,
 	},
@@ -397,12 +401,14 @@ func (c sigterm) run(t *testing.T, broker *peer.Server) {
 
 // Given handlers that nack when the service closes, then each message goes back once: the broker
 // must not deliver it to the same consumer again, which counts, and makes a copy on its way out.
+// The Subscriber tells it, because no other part does.
 func TestNackedAtShutdownGoesBackOnce(t *testing.T) {
 	t.Parallel()
 	const messages = 40
-	handling := rig.NewCalls()
+	handling, told := rig.NewCalls(), events{}
 	r := rig.Start(t, rig.Config{
 		Policy: backoff.List{30 * time.Second}, Configure: rig.QuorumQueue,
+		ClientOptions:     []topology.Option{topology.WithObserver(&told)},
 		SubscriberOptions: rig.InFlight(messages),
 		Outer: []message.HandlerMiddleware{func(message.HandlerFunc) message.HandlerFunc {
 			return func(msg *message.Message) ([]*message.Message, error) {
@@ -418,6 +424,10 @@ func TestNackedAtShutdownGoesBackOnce(t *testing.T) {
 	r.Stop()
 	rig.AwaitDepth(t, r.URL, r.Queue, messages)
 	require.Zero(t, r.Waiting(), "copies")
+	require.Len(t, told.seen(), messages)
+	for _, e := range told.seen() {
+		require.Equal(t, middleware.EventRequeued, e.Kind)
+	}
 	for range messages {
 		count, _ := rig.Take(t, r.URL, r.Queue).Headers["x-delivery-count"].(int64) // absent on 4.3
 		require.LessOrEqual(t, count, int64(1))

@@ -9,11 +9,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -24,36 +22,6 @@ func viaEvents(url, events string, strategy topology.Strategy, delays ...time.Du
 		URL: url, Strategy: strategy, Policy: backoff.List(delays),
 		Configure: rig.OnTopic(events, "order.#"),
 	}
-}
-
-// Given a producer that forges another exchange, key and queue in the headers, then the retry
-// goes back to the queue, and to no queue that did not get the message.
-func TestForgedNotesSteerNoRetryThroughTheExchange(t *testing.T) {
-	t.Parallel()
-	url, events, others := testbroker.URL(t), rig.TopicExchange(t), rig.TopicExchange(t)
-	invoices := rig.BesideOn(t, url, events, "invoice.#")
-	elsewhere := rig.BesideOn(t, url, others, "#")
-	var calls rig.Timeline
-	c := viaEvents(url, events, rig.SharedVia(t, events), 100*time.Millisecond)
-	c.Handle = calls.Fail
-	r := rig.Start(t, c)
-	send := func(headers amqp.Table) {
-		rig.Publish(t, url, events, "order.created", amqp.Publishing{Headers: headers})
-	}
-	send(amqp.Table{header.Queue: invoices})
-	for _, owner := range []string{r.Queue, invoices} {
-		forged := amqp.Table{
-			header.Queue: owner, keys.OriginExchange: others, keys.OriginRoutingKey: "invoice.paid",
-		}
-		r.Publish(amqp.Publishing{Headers: forged})
-		send(forged)
-	}
-	for range 5 {
-		r.DeadLetter()
-	}
-	require.Equal(t, 10, calls.Count())
-	require.Equal(t, 0, testbroker.Depth(t, url, invoices))
-	require.Equal(t, 0, testbroker.Depth(t, url, elsewhere))
 }
 
 // Given an exchange to return through that does not exist, then Verify says so, and the queue

@@ -1,8 +1,6 @@
 package e2e_test
 
 import (
-	"context"
-	"sync"
 	"testing"
 	"time"
 
@@ -105,42 +103,5 @@ func TestInstantAckIsNamed(t *testing.T) {
 			r.RequireNothingLeft(0)
 			require.Empty(t, attempts)
 		})
-	})
-}
-
-// keysSeen remembers keys for ever. Watermill's own repository never ends its goroutine.
-type keysSeen struct{ sync.Map }
-
-func (k *keysSeen) IsDuplicate(_ context.Context, key string) (bool, error) {
-	_, seen := k.LoadOrStore(key, true)
-	return seen, nil
-}
-
-// Given a Deduplicator, when the connection is lost while the handler has a message, then the
-// message is delivered again. It was not handled, so it is no duplicate.
-func TestDeduplicatorLetsRedeliveriesThrough(t *testing.T) {
-	t.Parallel()
-	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
-		proxy, attempts := testbroker.NewProxy(t, broker.URL()), make(chan int, 10)
-		d := &wmiddleware.Deduplicator{
-			KeyFactory: middleware.DeduplicationKey, Repository: &keysSeen{}, Timeout: time.Second,
-		}
-		r := rig.Start(t, rig.Config{
-			URL: proxy.URL(), PublisherURL: broker.URL(), Queue: "orders", Keep: true,
-			Policy: rig.Quickly(1), Inner: chain{d.Middleware},
-			Handle: func(msg *message.Message) error {
-				attempts <- middleware.Attempt(msg.Context())
-				if len(attempts) == 1 {
-					proxy.Cut()
-					<-msg.Context().Done()
-					return msg.Context().Err()
-				}
-				return nil
-			},
-		})
-		rig.Publish(t, broker.URL(), "", r.Queue, rig.Named("order"))
-		time.Sleep(time.Minute)
-		rig.AwaitAttempts(t, attempts, 1, 1)
-		r.RequireNothingLeft(0)
 	})
 }

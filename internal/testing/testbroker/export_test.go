@@ -24,16 +24,4 @@ func firstPick(change func(*ports)) NodeOption {
 	}
 }
 
-// Lossy returns the number of live connections that have lost bytes.
-func (p *Proxy) Lossy() (n int) {
-	p.change(func() {
-		for l := range p.links {
-			if l.lossy {
-				n++
-			}
-		}
-	})
-	return n
-}
-
 var ShortName = shortName

@@ -27,6 +27,8 @@ func TestMain(m *testing.M) {
 	testbroker.Main(m, func() error { return goleak.Find() })
 }
 
+const limit = 10 * time.Second
+
 func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
 
 // publish sends one persistent message and returns its confirm.
@@ -61,19 +63,15 @@ func confirmed(t *testing.T, confirm *amqp.DeferredConfirmation) {
 // The steps share one node, because a start takes seconds of processor time.
 func TestPrivateNode(t *testing.T) {
 	t.Parallel()
-	n := testbroker.Private(t, testbroker.WithConfig("heartbeat = 7"),
-		testbroker.WithAdvancedConfig("[{rabbit, [{frame_max, 65536}]}]."))
+	n := testbroker.Private(t)
 	before := n.URL()
 	for _, step := range []struct {
 		name string
 		test func(t *testing.T, n *testbroker.Node)
 	}{
 		{"answers", nodeAnswers},
-		{"is configured", nodeIsConfigured},
-		{"is asked and told by rabbitmqctl", nodeIsAskedAndTold},
-		{"has users", nodeHasUsers},
+		{"is asked by rabbitmqctl", nodeIsAsked},
 		{"listens on loopback only", nodeListensOnLoopbackOnly},
-		{"is frozen and thawed", nodeIsFrozenAndThawed},
 		{"is stopped", nodeIsStopped},
 		{"is killed", nodeIsKilled},
 		{"leaves nothing", nodeLeavesNothing},
@@ -97,13 +95,7 @@ func nodeAnswers(t *testing.T, n *testbroker.Node) {
 	t.Log("RabbitMQ", n.Version())
 }
 
-func nodeIsConfigured(t *testing.T, n *testbroker.Node) {
-	conn := testbroker.Dial(t, n.URL())
-	assert.Equal(t, 7*time.Second, conn.Config.Heartbeat)
-	assert.Equal(t, 65536, conn.Config.FrameSize)
-}
-
-func nodeIsAskedAndTold(t *testing.T, n *testbroker.Node) {
+func nodeIsAsked(t *testing.T, n *testbroker.Node) {
 	assert.Equal(t, "q", strings.Fields(n.Ctl(t, "list_queues", "--no-table-headers", "name"))[0])
 
 	assert.Equal(t, "a{b,\"ä\"}\n", n.Ctl(t, "eval", `io:format("a"), {b, "ä"}.`))
@@ -111,46 +103,6 @@ func nodeIsAskedAndTold(t *testing.T, n *testbroker.Node) {
 		_, err := n.RunCtl(t.Context(), "eval", wrong)
 		require.Error(t, err, wrong)
 	}
-
-	conn := testbroker.Dial(t, n.URL())
-	blocked := conn.NotifyBlocked(make(chan amqp.Blocking, 2))
-	n.Ctl(t, "set_vm_memory_high_watermark", "0.00001")
-	alarmed, err := conn.Channel()
-	require.NoError(t, err)
-	require.NoError(t, alarmed.Publish("", "nowhere", false, false, amqp.Publishing{}))
-	assert.True(t, nextBlocking(t, blocked).Active,
-		"publishing under a memory alarm blocks the connection")
-	n.Ctl(t, "set_vm_memory_high_watermark", "0.4")
-	assert.False(t, nextBlocking(t, blocked).Active)
-}
-
-func nodeHasUsers(t *testing.T, n *testbroker.Node) {
-	n.Grant(t, testbroker.Everything("a vhost", "guest"),
-		testbroker.Grant{VHost: "a vhost", User: "reader", Read: ".*"})
-	durable(t, n.URL()+"a%20vhost", "r")
-	reader := testbroker.Channel(t, n.URLOf("reader")+"a%20vhost")
-	_, _, err := reader.Get("r", true)
-	require.NoError(t, err)
-	_, err = reader.QueueDeclare("of the reader", true, false, false, false, nil)
-	var refused *amqp.Error
-	require.ErrorAs(t, err, &refused)
-	assert.Equal(t, amqp.AccessRefused, refused.Code)
-
-	n.Grant(t, testbroker.Everything("a vhost", "reader"))
-	durable(t, n.URLOf("reader")+"a%20vhost", "of the reader")
-}
-
-func nodeIsFrozenAndThawed(t *testing.T, n *testbroker.Node) {
-	ch := durable(t, n.URL(), "q")
-	n.Freeze(t)
-	confirm := publish(t, ch, "q", "b")
-	select {
-	case <-confirm.Done():
-		t.Error("confirmed by a frozen broker")
-	case <-time.After(200 * time.Millisecond):
-	}
-	n.Thaw(t)
-	confirmed(t, confirm)
 }
 
 func nodeIsStopped(t *testing.T, n *testbroker.Node) {
@@ -161,7 +113,7 @@ func nodeIsStopped(t *testing.T, n *testbroker.Node) {
 	require.Error(t, err)
 	n.Start(t)
 	testbroker.WaitFor(t, "the messages", limit,
-		func() bool { return testbroker.Depth(t, n.URL(), "q") == 2 })
+		func() bool { return testbroker.Depth(t, n.URL(), "q") == 1 })
 }
 
 func nodeIsKilled(t *testing.T, n *testbroker.Node) {
@@ -171,7 +123,7 @@ func nodeIsKilled(t *testing.T, n *testbroker.Node) {
 	assert.False(t, alive(pid))
 	n.Start(t)
 	testbroker.WaitFor(t, "all messages", limit,
-		func() bool { return testbroker.Depth(t, n.URL(), "q") == 3 })
+		func() bool { return testbroker.Depth(t, n.URL(), "q") == 2 })
 }
 
 func nodeLeavesNothing(t *testing.T, n *testbroker.Node) {
@@ -187,16 +139,6 @@ func nodeLeavesNothing(t *testing.T, n *testbroker.Node) {
 	}
 	assert.NoDirExists(t, n.Folder())
 	assert.NoError(t, n.Close(), "again")
-}
-
-func nextBlocking(t *testing.T, blocked <-chan amqp.Blocking) (b amqp.Blocking) {
-	t.Helper()
-	select {
-	case b = <-blocked:
-	case <-time.After(limit):
-		t.Fatal("nothing about a memory alarm")
-	}
-	return b
 }
 
 func TestNodeWithABadConfigurationSaysWhy(t *testing.T) {
@@ -282,76 +224,4 @@ func nodeListensOnLoopbackOnly(t *testing.T, n *testbroker.Node) {
 		}
 	}
 	assert.GreaterOrEqual(t, listening, 3, "AMQP, distribution, epmd")
-}
-
-// members returns the number of the queue's replicas that one node sees online.
-func members(t *testing.T, n *testbroker.Node, queue string) int {
-	t.Helper()
-	for line := range strings.Lines(n.Ctl(t, "list_queues", "--no-table-headers", "name", "online")) {
-		if name, online, _ := strings.Cut(strings.TrimSpace(line), "\t"); name == queue {
-			return strings.Count(online, "@")
-		}
-	}
-	return -1
-}
-
-// Given a cluster of three, then a quorum queue has three members. It works without one of them,
-// stops without two, and gets them back. An alarm of one node blocks publishing. Close leaves no
-// process and no file, also of a node that is frozen.
-func TestCluster(t *testing.T) {
-	t.Parallel()
-	c := testbroker.PrivateCluster(t, 3)
-	ch := testbroker.Channel(t, c.Node(0).URL())
-	_, err := ch.QueueDeclare("q", true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
-	require.NoError(t, err)
-	require.NoError(t, ch.Confirm(false))
-	testbroker.WaitFor(t, "three members", limit,
-		func() bool { return members(t, c.Node(0), "q") == 3 })
-	for i, url := range c.URLs() {
-		sent := testbroker.Channel(t, url)
-		require.NoError(t, sent.Confirm(false))
-		confirmed(t, publish(t, sent, "q", fmt.Sprint("through node ", i)))
-	}
-
-	require.NoError(t, c.Kill(2))
-	assert.False(t, c.Running(2))
-	confirmed(t, publish(t, ch, "q", "without one"))
-	require.NoError(t, c.Freeze(1))
-	stuck := publish(t, ch, "q", "without a majority")
-	select {
-	case <-stuck.Done():
-		t.Error("confirmed by one node of three")
-	default:
-	}
-	require.NoError(t, c.Thaw(1))
-	confirmed(t, stuck)
-	require.NoError(t, c.Start(t.Context(), 2))
-	assert.True(t, c.Running(2))
-	testbroker.WaitFor(t, "all three members again", limit,
-		func() bool { return members(t, c.Node(2), "q") == 3 })
-	testbroker.WaitFor(t, "the messages, through the node that was dead", limit, func() bool {
-		return testbroker.Depth(t, c.Node(2).URL(), "q") == 5
-	})
-
-	conn := testbroker.Dial(t, c.Node(0).URL())
-	blocked := conn.NotifyBlocked(make(chan amqp.Blocking, 2))
-	alarmed, err := conn.Channel()
-	require.NoError(t, err)
-	require.NoError(t, c.Alarm(t.Context(), 0, true))
-	require.NoError(t, alarmed.Publish("", "nowhere", false, false, amqp.Publishing{}))
-	assert.True(t, nextBlocking(t, blocked).Active)
-	require.NoError(t, c.Alarm(t.Context(), 0, false))
-	assert.False(t, nextBlocking(t, blocked).Active)
-
-	pids := append(c.Node(0).Pids(), c.Node(1).Pids()...)
-	for _, pid := range pids {
-		require.True(t, alive(pid))
-	}
-	require.NoError(t, c.Freeze(1))
-	require.NoError(t, c.Close())
-	for _, pid := range pids {
-		assert.False(t, alive(pid), "process %d", pid)
-	}
-	assert.NoDirExists(t, c.Node(0).Folder())
-	assert.NoError(t, c.Close(), "again")
 }

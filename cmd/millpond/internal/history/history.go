@@ -32,12 +32,14 @@ type History struct {
 
 // series are the points of a queue, in the places of the times.
 type series struct {
-	last             int // the number of its last point
-	dead, ready      [Points]uint32
-	in, out, retries [Points]float32 // a second
+	last   int // the number of its last point
+	points [len(columns)][Points]float32
 }
 
-const unknown = math.MaxUint32
+// columns are the names of the points of a queue: counts, and messages a second.
+var columns = [...]string{"dead", "ready", "in", "out", "retries"}
+
+var unknown = float32(math.NaN())
 
 type beginning struct {
 	at, seen time.Time
@@ -95,41 +97,41 @@ func (h *History) add(at time.Time, v operate.View) {
 		if s == nil {
 			s = new(series)
 			for p := range Points {
-				s.clear(p)
+				s.put(p, [len(columns)]float32{unknown, unknown, unknown, unknown, unknown})
 			}
 			h.queues[m.Name] = s
 		}
 		s.last = h.n
-		s.dead[place], s.ready[place] = number(m.DeadLetters), number(m.Ready)
-		s.in[place], s.out[place] = rate(m.In), rate(m.Out)
-		s.retries[place] = retries(m)
+		s.put(place, [...]float32{
+			number(m.DeadLetters), number(m.Ready), rate(m.In), rate(m.Out), retries(m),
+		})
 	}
 	for name, s := range h.queues {
-		if s.last == h.n {
-			continue
+		if s.last < h.n {
+			s.put(place, [...]float32{unknown, unknown, unknown, unknown, unknown})
 		}
-		if s.clear(place); h.n-s.last >= Points {
+		if h.n-s.last >= Points {
 			delete(h.queues, name)
 		}
 	}
 }
 
-func (s *series) clear(place int) {
-	s.dead[place], s.ready[place] = unknown, unknown
-	nan := float32(math.NaN())
-	s.in[place], s.out[place], s.retries[place] = nan, nan, nan
+func (s *series) put(place int, values [len(columns)]float32) {
+	for i, value := range values {
+		s.points[i][place] = value
+	}
 }
 
-func number(c operate.Count) uint32 {
-	if !c.Known() || c.N < 0 {
+func number(c operate.Count) float32 {
+	if !c.Known() {
 		return unknown
 	}
-	return uint32(min(c.N, unknown-1)) //nolint:gosec // is in range
+	return float32(c.N)
 }
 
 func rate(r *float64) float32 {
 	if r == nil {
-		return float32(math.NaN())
+		return unknown
 	}
 	return float32(*r)
 }
@@ -138,7 +140,7 @@ func rate(r *float64) float32 {
 // too, it is not known.
 func retries(m *operate.Main) (sum float32) {
 	if m.WaitingShared {
-		return float32(math.NaN())
+		return unknown
 	}
 	for _, w := range m.Waits {
 		if w.In != nil {
@@ -151,22 +153,16 @@ func retries(m *operate.Main) (sum float32) {
 	return sum
 }
 
-// Grown returns by how much the dead letters of a queue have grown in the last ten minutes, or since
+// grown returns by how much the dead letters of a queue have grown in the last ten minutes, or since
 // the first point after that; the time is zero where that is not known.
-func (h *History) Grown(m operate.Main, at time.Time) (by int, since time.Time) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.grown(m, at)
-}
-
 func (h *History) grown(m operate.Main, at time.Time) (by int, since time.Time) {
 	s := h.queues[m.Name]
 	if s == nil || !m.DeadLetters.Known() {
 		return 0, time.Time{}
 	}
 	for p := range h.since(at.Add(-growth - Step/2)) {
-		if s.dead[p] != unknown && h.times[p].Before(at) {
-			return m.DeadLetters.N - int(s.dead[p]), h.times[p]
+		if was := s.points[0][p]; was == was && h.times[p].Before(at) {
+			return m.DeadLetters.N - int(was), h.times[p]
 		}
 	}
 	return 0, time.Time{}
@@ -183,62 +179,46 @@ func (h *History) since(from time.Time) func(yield func(place int) bool) {
 	}
 }
 
-// Chart are the points of a queue in columns, the oldest first. A number that is not known is nil.
+// Chart are the points of a queue, the oldest first. A number that is not known is nil.
 type Chart struct {
-	// Times are in seconds since 1970.
-	Times   []int64    `json:"t"`
-	Dead    []*float64 `json:"dead"`
-	Ready   []*float64 `json:"ready"`
-	In      []*float64 `json:"in"`
-	Out     []*float64 `json:"out"`
-	Retries []*float64 `json:"retries"`
+	// Times are in seconds since 1970, Columns by name: dead, ready, in, out and retries.
+	Times   []int64               `json:"t"`
+	Columns map[string][]*float64 `json:"columns"`
 }
 
 // Chart returns the last hour of a queue.
-func (h *History) Chart(queue string, now time.Time) (c Chart) {
+func (h *History) Chart(queue string, now time.Time) Chart {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	c := Chart{Columns: map[string][]*float64{}}
 	s := h.queues[queue]
 	if s == nil {
 		return c
 	}
-	count := func(n uint32) *float64 {
-		if n == unknown {
-			return nil
-		}
-		f := float64(n)
-		return &f
-	}
-	perSecond := func(r float32) *float64 {
-		if f := float64(r); f == f {
-			return &f
-		}
-		return nil
-	}
 	for p := range h.since(now.Add(-Points * Step)) {
 		c.Times = append(c.Times, h.times[p].Unix())
-		c.Dead, c.Ready = append(c.Dead, count(s.dead[p])), append(c.Ready, count(s.ready[p]))
-		c.In, c.Out = append(c.In, perSecond(s.in[p])), append(c.Out, perSecond(s.out[p]))
-		c.Retries = append(c.Retries, perSecond(s.retries[p]))
+		for i, name := range columns {
+			var point *float64
+			if value := float64(s.points[i][p]); value == value {
+				point = &value
+			}
+			c.Columns[name] = append(c.Columns[name], point)
+		}
 	}
 	return c
 }
 
-// Dead returns the dead letters of a queue in the last hour, in bins, the oldest first; -1 where
-// they are not known.
+// Dead returns the dead letters of a queue in the last hour, in bins, the oldest first; 0 where they
+// are not known.
 func (h *History) Dead(queue string, bins int, now time.Time) []int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	list := make([]int, bins)
-	for i := range list {
-		list[i] = -1
-	}
-	begin := now.Add(-Points * Step)
+	list, begin := make([]int, bins), now.Add(-Points*Step)
 	if s := h.queues[queue]; s != nil {
 		for p := range h.since(begin) {
 			bin := int(h.times[p].Sub(begin) / (Points * Step / time.Duration(bins)))
-			if s.dead[p] != unknown {
-				list[min(bin, bins-1)] = int(s.dead[p])
+			if n := s.points[0][p]; n == n {
+				list[min(bin, bins-1)] = int(n)
 			}
 		}
 	}

@@ -40,7 +40,7 @@ func (p *Prometheus) Chart(
 	ctx context.Context, names Names, now time.Time, long time.Duration,
 ) (c Chart, err error) {
 	step := long / Points
-	for at := now.Add(-long).Truncate(step); !at.After(now); at = at.Add(step) {
+	for at := now.Add(-long); !at.After(now); at = at.Add(step) {
 		c.Times = append(c.Times, at.Unix())
 	}
 	dead := make([]string, len(names.Dead))
@@ -52,31 +52,31 @@ func (p *Prometheus) Chart(
 		"DEAD", strconv.Quote(strings.Join(dead, "|")),
 		"TIME", fmt.Sprintf("%ds", int(max(2*step, 5*time.Minute).Seconds())),
 	)
-	for _, part := range []struct {
-		into  *[]*float64
-		query string
-	}{
-		{&c.Dead, "sum(max by (queue) (rabbitmq_detailed_queue_messages{vhost=VHOST,queue=~DEAD})) or " +
-			"sum(max by (name) (millpond_queue_messages_ready{role=\"dead\",name=~DEAD}))"},
-		{&c.Ready, "max(rabbitmq_detailed_queue_messages_ready{vhost=VHOST,queue=QUEUE}) or " +
-			"max(millpond_queue_messages_ready{role=\"main\",name=QUEUE})"},
-		{&c.In, "sum(rate(rabbitmq_detailed_queue_exchange_messages_published_total" +
-			"{queue_vhost=VHOST,queue=QUEUE}[TIME]))"},
-		{&c.Out, "sum(rate(millpond_processing_seconds_count{queue=QUEUE}[TIME]))"},
-		{&c.Retries, "sum(rate(millpond_retries_total{queue=QUEUE}[TIME]))"},
-	} {
-		found, err := p.ask(ctx, replace.Replace(part.query), c.Times, step)
+	c.Columns = map[string][]*float64{}
+	for name, query := range queries {
+		found, err := p.ask(ctx, replace.Replace(query), c.Times, step)
 		if err != nil {
 			return Chart{}, err
 		}
-		*part.into = make([]*float64, len(c.Times))
-		for i, at := range c.Times {
-			if value, ok := found[at]; ok {
-				(*part.into)[i] = &value
-			}
+		for _, at := range c.Times {
+			c.Columns[name] = append(c.Columns[name], found[at])
 		}
 	}
 	return c, nil
+}
+
+// queries are those of the columns: of the metrics of RabbitMQ's plugin, or of millpond.
+var queries = map[string]string{
+	"dead": "sum(max by (queue) (rabbitmq_detailed_queue_messages{vhost=VHOST,queue=~DEAD})) or " +
+		"sum(max by (name) (millpond_queue_messages_ready{role=\"dead\",name=~DEAD}))",
+	"ready": "max(rabbitmq_detailed_queue_messages_ready{vhost=VHOST,queue=QUEUE}) or " +
+		"max(millpond_queue_messages_ready{role=\"main\",name=QUEUE})",
+	"in": "sum(rate(rabbitmq_detailed_queue_messages_published_total" +
+		"{queue_vhost=VHOST,queue=QUEUE}[TIME])) or " +
+		"sum(rate(rabbitmq_detailed_queue_exchange_messages_published_total" + // of 4.3
+		"{queue_vhost=VHOST,queue=QUEUE}[TIME]))",
+	"out":     "sum(rate(millpond_processing_seconds_count{queue=QUEUE}[TIME]))",
+	"retries": "sum(rate(millpond_retries_total{queue=QUEUE}[TIME]))",
 }
 
 // maxAnswer bounds an answer in bytes: 241 points need 10 kB.
@@ -85,7 +85,7 @@ const maxAnswer = 1 << 20
 // ask returns the values of a query, which gives one series at most, by time.
 func (p *Prometheus) ask(
 	ctx context.Context, query string, times []int64, step time.Duration,
-) (map[int64]float64, error) {
+) (map[int64]*float64, error) {
 	at := p.url.JoinPath("api/v1/query_range")
 	at.RawQuery = url.Values{
 		"query": {query}, "step": {strconv.Itoa(int(step.Seconds()))},
@@ -109,13 +109,13 @@ func (p *Prometheus) ask(
 	if err != nil || answer.Status != "success" {
 		return nil, fmt.Errorf("Prometheus answers %s: %.200s", response.Status, answer.Error)
 	}
-	values := map[int64]float64{}
+	values := map[int64]*float64{}
 	for _, series := range answer.Data.Result {
 		for _, pair := range series.Values {
 			seconds, _ := pair[0].(float64)
 			text, _ := pair[1].(string)
 			if value, err := strconv.ParseFloat(text, 64); err == nil && value == value {
-				values[int64(seconds)] = value
+				values[int64(seconds)] = &value
 			}
 		}
 	}

@@ -45,7 +45,7 @@ func TestPrometheus(t *testing.T) {
 	c, err := p.Chart(t.Context(), names, noon, 24*time.Hour)
 	require.NoError(t, err)
 	require.Len(t, c.Times, history.Points+1)
-	text, err := json.Marshal([]any{c.Ready[:4], c.Dead[:1], noon.Unix() - c.Times[0]})
+	text, err := json.Marshal([]any{c.Columns["ready"][:4], c.Columns["dead"][:1], noon.Unix() - c.Times[0]})
 	require.NoError(t, err)
 	require.JSONEq(t, fmt.Sprintf(`[[3,null,4.5,null],[null],%d]`, 24*3600), string(text))
 	down = true

@@ -83,6 +83,7 @@ func (i *incident) waits(look string) {
 func (i *incident) confirm(words string) {
 	i.t.Helper()
 	i.see("Nothing has moved yet", words)
+	i.await(`document.querySelector("form[action$='/action/start'] button")`)
 	i.shot("confirm")
 	i.press(eval[string](i.tab,
 		`document.querySelector("form[action$='/action/start'] button").innerText`))
@@ -149,9 +150,9 @@ func outage(t *testing.T, y *yard) {
 	i.press("Replay 3 letters")
 	i.see("Nothing has moved yet")
 	i.press("Change how it goes")
-	i.fill("Handled if seen nowhere for", "1s")
+	i.fill("Messages a second", "50")
 	i.press("Count again with these")
-	i.confirm("Replay 3 letters")
+	i.confirm("; 50 a second")
 	i.AwaitHandled(30)
 	i.AwaitDead(0)
 }

@@ -58,6 +58,7 @@ func handsOnRows(t *testing.T, y *yard) {
 	m.press("Take away error service l")
 	m.press("Look")
 	b.see("Replay by queue")
+	b.await(`document.querySelectorAll("th.tick input").length === 2`)
 	eval[bool](b, `!document.querySelectorAll("th.tick input")[1].click()`) // of the letters
 	b.see("queues. An action works on one: untick some.")
 	b.await(`[...document.querySelectorAll(".bar.on button")].every((e) => e.disabled)`)

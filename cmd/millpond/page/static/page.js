@@ -20,10 +20,7 @@ function tick() {
   }
 }
 
-const local = new Intl.DateTimeFormat(undefined, {
-  weekday: "short", year: "numeric", month: "short", day: "2-digit", hour: "2-digit",
-  minute: "2-digit", second: "2-digit", timeZoneName: "short",
-});
+const local = new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeStyle: "long" });
 
 // The whole time, in the reader's zone, when somebody points at it.
 addEventListener("pointerover", (event) => {
@@ -213,6 +210,7 @@ theme.value = document.documentElement.dataset.theme;
 theme.addEventListener("change", () => {
   localStorage.setItem("theme", theme.value);
   document.documentElement.dataset.theme = theme.value;
+  dispatchEvent(new Event("resize")); // charts draw themselves again
 });
 shortcuts.checked = localStorage.getItem("shortcuts") !== "off";
 shortcuts.addEventListener("change", () =>
