@@ -307,7 +307,7 @@ func (h *house) pageNumbers(t *testing.T, w *shop.World, waiting func(queue stri
 		"millpond.stranded</strong>: 3 messages lost their queue while they waited")
 	byQueue := html.UnescapeString(tags.ReplaceAllString(look("/waiting", "/waiting/look"), " "))
 	for queue, n := range w.Waiting {
-		require.Regexp(t, fmt.Sprintf(`(?:^|\s)%s\s+(?:is gone\s+)?%d\s+20\d\d-`,
+		require.Regexp(t, fmt.Sprintf(`(?:^|\s)%s\s+(?:is gone\s+)?%d\s+(?:in \d+ |\d+ \S+ ago)`,
 			regexp.QuoteMeta(queue), n), byQueue)
 	}
 	far := look("/waiting?queue=returns", "/waiting/look?queue=returns")

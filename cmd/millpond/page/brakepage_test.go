@@ -37,7 +37,7 @@ func TestBrakesByForms(t *testing.T) {
 	form := url.Values{"name": {name}, "for": {"1h"}, "cause": {"it <moves>"}}
 	stopped := v.post("/brakes/stop", form).text()
 	require.Regexp(t,
-		name+` stopped by hand Start .* ago \S+ \S+Z local it &lt;moves&gt; braked`, stopped)
+		name+` stopped by hand Start \d+ s ago in 59 min local it &lt;moves&gt; braked`, stopped)
 	now := v.get("/").text()
 	require.Regexp(t, `brake `+name+` : stopped by hand until .* by local: it &lt;moves&gt;.* `+
 		`braked .*Start`, now)
