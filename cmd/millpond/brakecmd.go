@@ -85,18 +85,8 @@ func (s *session) brakesOf(ctx context.Context, names []string) (
 	default:
 		states, err = s.operator.Brakes(ctx)
 	}
-	slices.SortStableFunc(states, func(a, b header.BrakeState) int { // by name among the same
-		return cmp.Compare(rank(a), rank(b))
-	})
+	slices.SortStableFunc(states, overview.StoppedFirst) // by name among the same
 	return states, err
-}
-
-// rank orders stopped brakes before others.
-func rank(state header.BrakeState) int {
-	if state.Stopped {
-		return 0
-	}
-	return 1
 }
 
 func noBrake(name string) error {
@@ -263,7 +253,7 @@ func (a app) onBrake(
 
 // completeBrakes offers the names of brakes.
 func (a app) completeBrakes(ctx context.Context, c *cli.Command) {
-	a.complete(ctx, c, func(found operate.View) (names []string) {
+	a.complete(ctx, c, func(found *operate.View) (names []string) {
 		for _, b := range found.Brakes {
 			names = append(names, b.Name)
 		}

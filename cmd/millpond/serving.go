@@ -115,7 +115,11 @@ func (a app) runServer(ctx context.Context, c *cli.Command) (err error) {
 		// usual costs little, because nothing is rendered between two requests.
 		debug.SetGCPercent(50)
 	}
-	server := newServer()
+	// The page sets a limit for each write itself, because streams have no end.
+	server := &http.Server{
+		ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute,
+		MaxHeaderBytes: 16 << 10,
+	}
 	if server.TLSConfig, err = certificate(c); err != nil {
 		return err
 	}
@@ -162,15 +166,6 @@ func (a app) runServer(ctx context.Context, c *cli.Command) (err error) {
 		return server.Close()
 	}
 	return nil
-}
-
-// newServer returns a server with bounds. The page sets a limit for each write itself, because
-// streams have no end.
-func newServer() *http.Server {
-	return &http.Server{
-		ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute,
-		MaxHeaderBytes: 16 << 10,
-	}
 }
 
 func (a app) pageConfig(c *cli.Command) (page.Config, error) {

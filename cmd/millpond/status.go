@@ -261,13 +261,6 @@ func (s *session) notKnown(w io.Writer) {
 	}
 }
 
-// printGone prints the messages that wait for queues that are gone.
-func (s *session) printGone(gone []operate.Gone) {
-	for _, g := range gone {
-		fmt.Fprintln(s.out, s.colour(red, "waiting: "+harmless(g.String())))
-	}
-}
-
 func number(c operate.Count) string {
 	if !c.Known() {
 		return "?"

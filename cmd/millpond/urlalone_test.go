@@ -130,6 +130,7 @@ func TestManyQueuesFitOneScreen(t *testing.T) {
 		if n == 117 {
 			main.Name = "service-" + strings.Repeat("long", 46) + "-of-117"
 			main.DeadLetters, main.Consumers, main.Ready = counted(1), counted(0), counted(1_234_567)
+			main.Waiting, main.WaitingShared = counted(5), true
 		}
 		view.Mains = append(view.Mains, main)
 	}
@@ -150,7 +151,7 @@ func TestManyQueuesFitOneScreen(t *testing.T) {
 	const name = `service-longlonglo…nglonglong-of-117 +`
 	require.Regexp(t, `^gone +3 messages wait for it, and it is gone: `, lines[0])
 	require.Regexp(t, `\n`+name+`no consumer for 1234567 ready messages, since \?\n`+
-		name+`1 dead letter, since \?\n\nqueue +ready .*\n`+name+`1234567 `, out.String())
+		name+`1 dead letter, since \?\n\nqueue +ready .*\n`+name+`1234567 +\? +≤5 +1 +0\n`, out.String())
 	require.Contains(t, out.String(), "199 queues without incidents")
 }
 

@@ -58,9 +58,8 @@ func (h *Handler) brakes(w http.ResponseWriter, r *http.Request) error {
 		}
 		v.Rows = append(v.Rows, row)
 	}
-	slices.SortStableFunc(v.Rows, func(a, b brakeRow) int { // stopped ones first
-		rank := map[bool]int{false: 1}
-		return rank[a.Stopped] - rank[b.Stopped]
+	slices.SortStableFunc(v.Rows, func(a, b brakeRow) int {
+		return overview.StoppedFirst(a.BrakeState, b.BrakeState)
 	})
 	for _, m := range s.Vhost.Mains {
 		if !braked[m.Name] {

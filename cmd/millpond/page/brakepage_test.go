@@ -10,7 +10,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/cmd/millpond/page"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 )
 
@@ -57,11 +56,7 @@ func TestBrakesByForms(t *testing.T) {
 			require.Contains(t, lines[n], text)
 		}
 	}
-	reader := h.open(func(c *page.Config) {
-		c.AllowActions = true
-		c.Accounts = []page.Account{{Name: "eve", Secret: "only may read", Role: page.RoleRead}}
-	})
-	reader.client.Transport = withAuth{reader.client.Transport, "eve", "only may read"}
+	reader := h.reading()
 	require.NotContains(t, reader.get("/brakes").body, ">Stop<")
 	require.Equal(t, http.StatusForbidden, reader.post("/brakes/stop", form).StatusCode)
 }

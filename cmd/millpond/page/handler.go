@@ -138,7 +138,8 @@ func New(config Config) (*Handler, error) {
 		return nil, fmt.Errorf("page: %w", err)
 	}
 	h.ctx, h.end = context.WithCancel(context.Background())
-	h.pages = parsePages(h.base)
+	h.pages = template.Must(
+		template.New("").Funcs(functions(h.base)).ParseFS(templates, "templates/*.html"))
 	h.watcher = newWatcher(h.ctx, h.config.Interval, h.look, h.showNow)
 	h.mux = h.routes()
 	if err := h.openJobs(); err != nil {

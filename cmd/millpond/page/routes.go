@@ -2,11 +2,11 @@ package page
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"embed"
 	"errors"
 	"fmt"
-	"html/template"
 	"net/http"
 	"strings"
 	"sync"
@@ -89,11 +89,7 @@ func (h *Handler) handlerOf(route route) http.Handler {
 			return
 		}
 		if r.Method == http.MethodPost {
-			most := route.most
-			if most == 0 {
-				most = maxForm
-			}
-			r.Body = http.MaxBytesReader(w, r.Body, most)
+			r.Body = http.MaxBytesReader(w, r.Body, cmp.Or(route.most, maxForm))
 			if err := r.ParseForm(); err != nil {
 				h.fail(w, r, http.StatusBadRequest, fmt.Errorf("the form cannot be read: %w", err))
 				return
@@ -358,9 +354,4 @@ func (h *Handler) fail(w http.ResponseWriter, r *http.Request, status int, err e
 func (h *Handler) asset(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Cache-Control", "no-cache")
 	http.FileServerFS(static).ServeHTTP(w, r)
-}
-
-func parsePages(base string) *template.Template {
-	pages := template.New("").Funcs(functions(base))
-	return template.Must(pages.ParseFS(templates, "templates/*.html"))
 }

@@ -1,7 +1,6 @@
 package page
 
 import (
-	"cmp"
 	"context"
 	"net/http"
 	"slices"
@@ -133,7 +132,7 @@ func (h *Handler) lookWaiting(w http.ResponseWriter, r *http.Request) error {
 		func(ctx context.Context, o *operate.Operator, _ func(string)) (any, error) {
 			found, err := o.Waiting(ctx, main.Plan, operate.Filter{})
 			slices.SortStableFunc(found, func(a, b operate.Waiter) int {
-				return cmp.Or(zeroLast(a.Due, b.Due), a.Due.Compare(b.Due))
+				return sooner(a.Due, b.Due)
 			})
 			found = slices.Clone(found[:min(len(found), maxWaiters)])
 			for i := range found {
@@ -153,7 +152,7 @@ func waitGroups(found []operate.Waiter, seen *sight) (groups []waitGroup) {
 		}
 		g := &groups[i]
 		g.Count++
-		if zeroLast(m.Due, g.First) < 0 || !m.Due.IsZero() && m.Due.Before(g.First) {
+		if sooner(m.Due, g.First) < 0 {
 			g.First = m.Due
 		}
 		if m.Due.After(g.Last) {
@@ -161,19 +160,17 @@ func waitGroups(found []operate.Waiter, seen *sight) (groups []waitGroup) {
 		}
 	}
 	slices.SortStableFunc(groups, func(a, b waitGroup) int {
-		return cmp.Or(zeroLast(a.First, b.First), a.First.Compare(b.First))
+		return sooner(a.First, b.First)
 	})
 	return groups
 }
 
-func zeroLast(a, b time.Time) int {
-	switch {
-	case a.IsZero() == b.IsZero():
-		return 0
-	case a.IsZero():
-		return 1
+// sooner orders times. One that is not known comes last.
+func sooner(a, b time.Time) int {
+	if a.IsZero() != b.IsZero() {
+		return -a.Compare(b)
 	}
-	return -1
+	return a.Compare(b)
 }
 
 // strandedView is the page of stranded messages.

@@ -14,6 +14,12 @@ import (
 // FormerStop is the stop of a brake that a command replaces or ends.
 type FormerStop header.BrakeState
 
+// StoppedFirst orders stopped brakes before others.
+func StoppedFirst(a, b header.BrakeState) int {
+	rank := map[bool]int{false: 1}
+	return rank[a.Stopped] - rank[b.Stopped]
+}
+
 // stopOf asks for the stop of a brake. A command for an outage goes on without an answer.
 func stopOf(ctx context.Context, o *operate.Operator, name string) FormerStop {
 	b, err := o.Brake(ctx, name)

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -69,6 +70,15 @@ func Middle(text string, n int) string {
 		return string(all[:n/2]) + "…" + string(all[len(all)-(n-n/2-1):])
 	}
 	return text
+}
+
+// Beginning is at most n bytes of a text, and cuts no character in two.
+func Beginning(text []byte, n int) []byte {
+	end := min(len(text), n)
+	for end < len(text) && end > n-utf8.UTFMax && !utf8.RuneStart(text[end]) {
+		end--
+	}
+	return text[:end]
 }
 
 // Shares writes a name alone, and several with their counts, the largest first.

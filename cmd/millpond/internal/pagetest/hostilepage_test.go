@@ -32,6 +32,7 @@ var hostile = []string{
 	"\x1b]0;%d\x07\x1b[2J\x9b31m\x00\b\r",
 	"a\u202e%d\u2066b\u2028c\u200b\u00ad\ufeff\U000e0041",
 	"\xff\xfe\xc0\xaf<script>window.hacked=%d</script>",
+	"data-reload &lt;b&gt; '-hacked=%d-' \u3164 line\r\nSet-Cookie: a=b",
 	"data:text/html,<script>parent.hacked=%d</script>" + strings.Repeat("A", 300),
 }
 
@@ -49,7 +50,7 @@ func (b *tab) clean() {
 		for (const e of document.querySelectorAll("*")) {
 			for (const a of e.attributes) if (/^on/i.test(a.name)) wrong.push(a.name);
 		}
-		if (/[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]/.test(
+		if (/[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\u3164\ufeff]/.test(
 			document.body.innerText)) wrong.push("a character that cannot be seen");
 		return wrong.join("; ");
 	})()`), b.path())

@@ -132,10 +132,7 @@ func (a Action) Title() string {
 
 // things are the messages of the action, or its key.
 func (a Action) things() string {
-	text := map[Kind]string{
-		Return: "stranded message", Release: "waiting message", Cancel: "waiting message",
-	}[a.Request.Kind]
-	text = overview.Digits(a.Count) + " " + cmp.Or(text, "letter")
+	text := overview.Digits(a.Count) + " " + cmp.Or(messages[a.Request.Kind], "letter")
 	if a.Count != 1 {
 		text += "s"
 	}

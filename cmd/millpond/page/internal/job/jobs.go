@@ -5,7 +5,6 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
-	"maps"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -328,11 +327,6 @@ func (m *Manager) progress(a *action, p Progress) {
 	m.update(a, func(now *Progress) { *now = p })
 }
 
-// moved takes over how many letters were moved, which a Ramp reports more often than the rest.
-func (m *Manager) moved(a *action, n int) {
-	m.update(a, func(now *Progress) { now.Done = max(now.Done, n) })
-}
-
 // update changes the progress, tells it, and writes it to the journal from time to time, and when a
 // ramp has its name: that is in the journal before a letter has it. If that fails the action ends,
 // because after a kill it would not be known how far it was.
@@ -382,16 +376,4 @@ func (m *Manager) finish(ctx context.Context, a *action, err error) {
 	a.Request.Change, a.result = nil, Rehearsal{} // payloads
 	m.release(a.keys)
 	m.tell()
-}
-
-// clone copies the maps and slices that a request shares with its caller.
-func (r Request) clone() Request {
-	r.Filter.IDs = slices.Clone(r.Filter.IDs)
-	r.Filter.Headers = maps.Clone(r.Filter.Headers)
-	r.Steps, r.Runs = slices.Clone(r.Steps), slices.Clone(r.Runs)
-	if r.Change != nil {
-		c := *r.Change
-		r.Change = &c
-	}
-	return r
 }
