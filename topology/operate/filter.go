@@ -87,10 +87,10 @@ func ParseFilter(text string) (Filter, error) {
 }
 
 // Set adds a condition to the filter: id, for, reason, error, handler, group, since, until, header,
-// payload or delay. An id, a queue (for), a group and a header may be set several times. The value of a
-// header is name=value, of a delay a duration. A time is like 2026-03-01, 2026-03-01T12:00:00Z or
-// "2026-03-01 12:00", in UTC where no zone is named, or a duration before now: 2h. An empty value
-// is an error, because it would choose all.
+// payload or delay. An id, a queue (for), a group and a header may be set several times. The value
+// of a header is name=value, of a delay a duration. A time is like 2026-03-01,
+// 2026-03-01T12:00:00Z or "2026-03-01 12:00", in UTC where no zone is named, or a duration before
+// now: 2h. An empty value is an error, because it would choose all.
 func (f *Filter) Set(name, value string, now time.Time) error {
 	if value == "" {
 		return fmt.Errorf("%s is empty: name a value, or leave it out", name)

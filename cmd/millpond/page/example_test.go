@@ -11,11 +11,13 @@ import (
 
 // A service shows the page in its own mux, to people who have the token.
 func ExampleNew() {
+	var p *page.Handler
+	roles := map[string]page.Role{"on call": page.RoleAct, "colleague": page.RoleRead}
 	p, err := page.New(page.Config{
 		URL: "amqp://guest:guest@localhost:5672/", BasePath: "/ops/millpond",
 		Accounts: []page.Account{
-			{Name: "on call", Secret: "a long random token", Token: true, Role: page.RoleAct},
-			{Name: "colleague", Secret: "another token", Token: true, Role: page.RoleRead},
+			{Name: "on call", Secret: "a long random token", Token: true, Role: roles["on call"]},
+			{Name: "colleague", Secret: "another token", Token: true, Role: roles["colleague"]},
 		},
 	})
 	if err != nil {

@@ -36,7 +36,9 @@ func (h *Handler) queue(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	v := queueView{Now: time.Now(), Main: main, Range: rangeOf(r), Charts: [][2]string{
-		{"dead", "Dead letters"}, {"ready", "Ready messages"}, {"in out", "In and out, a second"},
+		{"dead", "Dead letters"},
+		{"ready", "Ready messages"},
+		{"in out", "In and out, a second"},
 		{"retries", "Retries a second"},
 	}}
 	if h.past != nil {

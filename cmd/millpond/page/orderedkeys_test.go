@@ -107,7 +107,8 @@ func TestMaskedKeys(t *testing.T) {
 		seen = reader.get("/")
 		return strings.Contains(seen.text(), ") is blocked by ")
 	})
-	require.Regexp(t, `key \(masked [0-9a-f]{6}\) is blocked by a dead letter, 1 behind it`, seen.text())
+	require.Regexp(t, `key \(masked [0-9a-f]{6}\) is blocked by a dead letter, 1 behind it`,
+		seen.text())
 	require.NotContains(t, seen.body, secret)
 	v := h.open(func(c *page.Config) {
 		masks(c)

@@ -153,8 +153,8 @@ func retries(m *operate.Main) (sum float32) {
 	return sum
 }
 
-// grown returns by how much the dead letters of a queue have grown in the last ten minutes, or since
-// the first point after that; the time is zero where that is not known.
+// grown returns by how much the dead letters of a queue have grown in the last ten minutes, or
+// since the first point after that; the time is zero where that is not known.
 func (h *History) grown(m operate.Main, at time.Time) (by int, since time.Time) {
 	s := h.queues[m.Name]
 	if s == nil || !m.DeadLetters.Known() {
@@ -208,8 +208,8 @@ func (h *History) Chart(queue string, now time.Time) Chart {
 	return c
 }
 
-// Dead returns the dead letters of a queue in the last hour, in bins, the oldest first; 0 where they
-// are not known.
+// Dead returns the dead letters of a queue in the last hour, in bins, the oldest first; 0 where
+// they are not known.
 func (h *History) Dead(queue string, bins int, now time.Time) []int {
 	h.mu.Lock()
 	defer h.mu.Unlock()

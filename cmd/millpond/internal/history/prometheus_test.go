@@ -27,7 +27,8 @@ func TestPrometheus(t *testing.T) {
 		}
 		result := []any{}
 		query := r.FormValue("query")
-		if start, _ := strconv.Atoi(r.FormValue("start")); strings.Contains(query, "messages_ready{vhost") {
+		start, _ := strconv.Atoi(r.FormValue("start"))
+		if strings.Contains(query, "messages_ready{vhost") {
 			require.Contains(t, query, `{vhost="/",queue="a\"} or \\b"}`)
 			require.Equal(t, "360", r.FormValue("step"))
 			result = append(result, map[string]any{"values": [][2]any{
@@ -45,7 +46,9 @@ func TestPrometheus(t *testing.T) {
 	c, err := p.Chart(t.Context(), names, noon, 24*time.Hour)
 	require.NoError(t, err)
 	require.Len(t, c.Times, history.Points+1)
-	text, err := json.Marshal([]any{c.Columns["ready"][:4], c.Columns["dead"][:1], noon.Unix() - c.Times[0]})
+	text, err := json.Marshal([]any{
+		c.Columns["ready"][:4], c.Columns["dead"][:1], noon.Unix() - c.Times[0],
+	})
 	require.NoError(t, err)
 	require.JSONEq(t, fmt.Sprintf(`[[3,null,4.5,null],[null],%d]`, 24*3600), string(text))
 	down = true

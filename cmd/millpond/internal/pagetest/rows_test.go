@@ -19,8 +19,8 @@ func (b *tab) keys(all ...string) {
 	}
 }
 
-// Given letters of several queues, then a person goes to them, finds, ticks and opens them without a
-// mouse, and the bar says what can be done with the ticked rows.
+// Given letters of several queues, then a person goes to them, finds, ticks and opens them without
+// a mouse, and the bar says what can be done with the ticked rows.
 func handsOnRows(t *testing.T, y *yard) {
 	h := y.newHouse(t)
 	shop.NewWorld(h.House)
