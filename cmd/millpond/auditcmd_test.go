@@ -85,20 +85,3 @@ func TestAuditOfToolAndPage(t *testing.T) {
 	require.Contains(t, o.err, "nothing was done")
 	rig.AwaitDepth(t, s.url, s.queue+".dlq", 1)
 }
-
-// Each person who may act on a page has a name.
-func TestTokensHaveNames(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "tokens")
-	args := []string{"serve", "--listen", "127.0.0.1:0", "--allow-actions", "--state", t.TempDir()}
-	for text, want := range map[string]string{
-		"a-token-of-many\n":              "a token has no name",
-		"anna a-token-of-many x\n":       "more than a name and a token",
-		"anna short\nben a-token-of-one": `account "anna": its secret has less`,
-	} {
-		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
-		o := tool(t, "", "", append(args, "--token-file", file)...)
-		require.Equal(t, exitUsage, o.code, text)
-		require.Contains(t, o.err, want)
-	}
-}

@@ -6,12 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/urfave/cli/v3"
 
 	"github.com/millpond-go/millpond/cmd/millpond/internal/auditlog"
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/fleet"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -85,18 +85,8 @@ func (s *session) brakesOf(ctx context.Context, names []string) (
 	default:
 		states, err = s.operator.Brakes(ctx)
 	}
-	slices.SortStableFunc(states, func(a, b header.BrakeState) int { // by name among the same
-		return cmp.Compare(rank(a), rank(b))
-	})
+	slices.SortStableFunc(states, overview.StoppedFirst) // by name among the same
 	return states, err
-}
-
-// rank orders stopped brakes before others.
-func rank(state header.BrakeState) int {
-	if state.Stopped {
-		return 0
-	}
-	return 1
 }
 
 func noBrake(name string) error {
@@ -149,24 +139,23 @@ func (a app) brakeStop() *cli.Command {
 				}
 				limit := c.Duration("for")
 				until := time.Now().Add(limit)
-				before, shared := stopOf(ctx, o, name), false
+				var before overview.FormerStop
+				shared := false
 				err := a.audited(c, "", new(operate.Filter), func(e *auditlog.Entry) (err error) {
-					if shared, err = o.StopBrake(ctx, name, byOf(c), c.String("cause"), limit); err == nil {
-						e.What += before.said("; ")
-					}
+					before, shared, err = overview.StopBrake(ctx, o, e, name, c.String("cause"), limit)
 					return err
 				})
 				if err != nil {
 					return err
 				}
 				if c.Bool(flagJSON) {
-					return a.printJSON(before.in(map[string]any{
+					return a.printJSON(before.In(map[string]any{
 						"name": name, "stopped": true, "shared": shared, "until": until.UTC(),
 					}))
 				}
 				fmt.Fprintf(a.out, "brake %s is stopped until %s at most; start it before with: "+
 					"millpond brake start %s%s\n", harmless(name), when(until), audit.ShellWord(name),
-					before.said("\n"))
+					before.Said("\n"))
 				if !shared {
 					_, err = fmt.Fprintln(a.out, a.colour(yellow, "no process shares this brake now: the "+
 						"processes that start later stop"))
@@ -219,16 +208,10 @@ func (a app) brakeStart() *cli.Command {
 			"that each new\noutage takes.",
 		Action: func(ctx context.Context, c *cli.Command) error {
 			return a.onBrake(ctx, c, func(o *operate.Operator, name string) error {
-				before, open := stopOf(ctx, o, name), false
-				err := a.audited(c, "", new(operate.Filter), func(e *auditlog.Entry) error {
-					err := o.StartBrake(ctx, name, byOf(c))
-					switch open = errors.Is(err, operate.ErrBrakeOpen); {
-					case open:
-						e.What += "; it was not stopped"
-						return nil
-					case err == nil:
-						e.What += before.said("; ")
-					}
+				var before overview.FormerStop
+				open := false
+				err := a.audited(c, "", new(operate.Filter), func(e *auditlog.Entry) (err error) {
+					before, open, err = overview.StartBrake(ctx, o, e, name)
 					return err
 				})
 				switch {
@@ -237,7 +220,7 @@ func (a app) brakeStart() *cli.Command {
 				case err != nil:
 					return err
 				case c.Bool(flagJSON):
-					return a.printJSON(before.in(map[string]any{
+					return a.printJSON(before.In(map[string]any{
 						"name": name, "stopped": false, "was_open": open,
 					}))
 				case open:
@@ -245,50 +228,11 @@ func (a app) brakeStart() *cli.Command {
 					return err
 				}
 				_, err = fmt.Fprintf(a.out, "brake %s is open: the processes start%s\n", harmless(name),
-					before.said("\n"))
+					before.Said("\n"))
 				return err
 			})
 		},
 	}
-}
-
-// formerStop is the stop of a brake that a command replaces or ends.
-type formerStop header.BrakeState
-
-// stopOf asks for the stop of a brake. A command for an outage goes on without an answer.
-func stopOf(ctx context.Context, o *operate.Operator, name string) formerStop {
-	b, err := o.Brake(ctx, name)
-	if err != nil || !b.Stopped || b.Since.IsZero() {
-		return formerStop{}
-	}
-	return formerStop(b)
-}
-
-// said says after the separator whose stop it was; nothing where there was none.
-func (b formerStop) said(separator string) string {
-	if !b.Stopped {
-		return ""
-	}
-	text := "it was stopped"
-	if b.By != "" {
-		text += " by " + b.By
-	}
-	text += " since " + when(b.Since)
-	if b.Manual {
-		text += " until " + when(b.Until)
-	}
-	if b.Cause != "" {
-		text += ": " + b.Cause
-	}
-	return separator + harmless(text)
-}
-
-// in adds the stop to the JSON of a result.
-func (b formerStop) in(result map[string]any) map[string]any {
-	if b.Stopped {
-		result["before"] = header.BrakeState(b)
-	}
-	return result
 }
 
 // onBrake connects, and calls f with the one argument. The management API is not needed: a command
@@ -307,52 +251,9 @@ func (a app) onBrake(
 	return f(o, c.Args().First())
 }
 
-// printStopped prints a line for each stopped brake.
-func (s *session) printStopped() {
-	for _, b := range s.vhost.Stopped {
-		state := "stopped: "
-		if b.Unknown {
-			state = "not known: "
-		}
-		fmt.Fprintln(s.out, s.colour(red, state+harmless(brakeText(b, s.vhost.QueuesOf(b.Name)...))))
-	}
-}
-
-// brakeText says in a sentence which queues a brake has stopped, since when, by whom, why and who
-// probes.
-func brakeText(b header.BrakeState, queues ...string) string {
-	text := "brake " + b.Name
-	if len(queues) > 0 {
-		text += " of " + strings.Join(queues, ", ")
-	}
-	if b.Since.IsZero() {
-		return text + ": the process that probes does not answer, so that nothing more is known"
-	}
-	text += " since " + when(b.Since)
-	if b.By != "" {
-		text += " by " + b.By
-	}
-	if b.Manual {
-		text += ", by hand, until " + when(b.Until)
-	}
-	if b.Cause != "" {
-		text += ": " + b.Cause
-	}
-	switch {
-	case b.Unknown:
-		return text + "; processes say so, and the process that probes does not answer; open it with " +
-			"millpond brake start"
-	case b.Manual:
-		return text + "; start it before with millpond brake start"
-	case b.Prober == "":
-		return text + "; no process probes"
-	}
-	return text + "; " + b.Prober + " probes"
-}
-
 // completeBrakes offers the names of brakes.
 func (a app) completeBrakes(ctx context.Context, c *cli.Command) {
-	a.complete(ctx, c, func(found operate.View) (names []string) {
+	a.complete(ctx, c, func(found *operate.View) (names []string) {
 		for _, b := range found.Brakes {
 			names = append(names, b.Name)
 		}

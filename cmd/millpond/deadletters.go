@@ -16,6 +16,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/internal/excerpt"
 	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -219,7 +220,7 @@ func (a app) details(c *cli.Command, l operate.Letter, rows [][]string) error {
 	}
 	body := d.Body
 	if !c.Bool("full") {
-		body = beginning(body)
+		body = overview.Beginning(body, shownBytes)
 	}
 	fmt.Fprintf(a.out, "\npayload, %s\n%s\n", plural(len(d.Body), "byte"), payload(body))
 	if left := len(d.Body) - len(body); left > 0 {
@@ -230,15 +231,11 @@ func (a app) details(c *cli.Command, l operate.Letter, rows [][]string) error {
 
 // countedFrom names the time that the expiration of a letter was counted from.
 func countedFrom(from string) string {
-	switch from {
-	case keys.FromTimestamp:
-		return ", its expiration counted from the timestamp of the producer"
-	case keys.FromArrival:
-		return ", its expiration counted from its first arrival"
-	case keys.FromPublish:
-		return ", its expiration counted from the publish of the delayed message"
-	}
-	return ""
+	return map[string]string{
+		keys.FromTimestamp: ", its expiration counted from the timestamp of the producer",
+		keys.FromArrival:   ", its expiration counted from its first arrival",
+		keys.FromPublish:   ", its expiration counted from the publish of the delayed message",
+	}[from]
 }
 
 func (a app) history(entries []header.AttemptError) {
@@ -258,20 +255,6 @@ func (a app) history(entries []header.AttemptError) {
 
 // shownBytes is the most of a payload that is shown without --full, and indented.
 const shownBytes = 4 << 10
-
-// beginning is the part of a payload that is shown without --full. No character of a
-// text is cut in two.
-func beginning(body []byte) []byte {
-	if len(body) <= shownBytes {
-		return body
-	}
-	for end := shownBytes; end > shownBytes-utf8.UTFMax; end-- {
-		if utf8.RuneStart(body[end]) && utf8.Valid(body[:end]) {
-			return body[:end]
-		}
-	}
-	return body[:shownBytes]
-}
 
 // payload writes short JSON indented, text as it is, anything else as hex. Deeply nested JSON is
 // not indented, because that may make it a thousand times as long.

@@ -157,19 +157,11 @@ func (a app) printCheck(c doctor.Check, long bool) {
 
 // wrapped writes text that begins in a column, and goes on there in further lines. No word is cut.
 func (a app) wrapped(column int, text string) {
-	first := true
-	for line := range strings.SplitSeq(text, "\n") {
-		for words := strings.Fields(harmless(line)); len(words) > 0; first = false {
-			if !first {
-				fmt.Fprintf(a.out, "%*s", column, "")
-			}
-			n, length := 1, column+len([]rune(words[0]))
-			for n < len(words) && length+1+len([]rune(words[n])) <= reportWidth {
-				length += 1 + len([]rune(words[n]))
-				n++
-			}
-			fmt.Fprintln(a.out, strings.Join(words[:n], " "))
-			words = words[n:]
+	indent := ""
+	for _, line := range strings.FieldsFunc(text, func(c rune) bool { return c == '\n' }) {
+		for _, part := range wrap(harmless(line), reportWidth-column, false) {
+			fmt.Fprintln(a.out, indent+part)
+			indent = strings.Repeat(" ", column)
 		}
 	}
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -28,11 +27,10 @@ func TestDoctorOnADefaultBroker(t *testing.T) {
 	}
 	o = tool(t, url, "", append([]string{"--json"}, quick...)...)
 	require.Equal(t, exitDone, o.code, "%s%s", o.out, o.err)
-	var report struct {
+	report := decoded[struct {
 		Product, Took string
 		Checks        []struct{ Name, Expected, Seen, Meaning, Status, Fact string }
-	}
-	require.NoError(t, json.Unmarshal([]byte(o.out), &report))
+	}](t, o.out)[0]
 	require.Equal(t, "RabbitMQ", report.Product)
 	require.Regexp(t, `^\d+\.\d+s$`, report.Took)
 	require.Greater(t, len(report.Checks), 15)

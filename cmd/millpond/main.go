@@ -18,6 +18,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/cmd/millpond/internal/history"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -143,7 +144,9 @@ func newApp(io stdio) *cli.Command {
 // app has the methods that all commands share.
 type app struct {
 	stdio
-	last *operate.View // what a command has seen that looks again and again; nil for another command
+	// What a command has seen that looks again and again; nil for another command.
+	last *operate.View
+	past *history.History
 }
 
 // queueOf returns the one argument of a command.

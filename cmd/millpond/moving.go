@@ -74,7 +74,10 @@ func note(c *cli.Command, e *auditlog.Entry, p operate.Progress, several bool, e
 func (a app) report(
 	c *cli.Command, queue, verb, one string, p operate.Progress, err error,
 ) error {
-	left := leftIn(p)
+	left := 0 // messages that stay for want of their queues
+	for _, l := range p.Left {
+		left += l.Messages
+	}
 	code := matched(c, p, err)
 	if code == nil && left > 0 {
 		code = errFound
@@ -114,14 +117,6 @@ func leftTexts(p operate.Progress) (texts []string) {
 		texts = append(texts, fmt.Sprintf("%s left: %s", plural(l.Messages, "message"), why))
 	}
 	return texts
-}
-
-// leftIn counts the messages that stay for want of their queues.
-func leftIn(p operate.Progress) (n int) {
-	for _, l := range p.Left {
-		n += l.Messages
-	}
-	return n
 }
 
 // matched returns a notThere where --id or --group has chosen nothing, else err. Positions are

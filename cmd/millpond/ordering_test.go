@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"regexp"
 	"strings"
 	"sync/atomic"
@@ -78,9 +77,8 @@ func TestOrderByHand(t *testing.T) {
 	o.shows(table, "order", "list", "orders", "--blocked")
 	o.shows(strings.Join(strings.SplitAfter(table, "\n")[:3], "")+"… and 1 more\n",
 		"order", "list", "--limit", "1")
-	var lines []orderJSON
 	out := tool(t, o.url, "", "--url", o.url, "--json", "order", "list")
-	require.NoError(t, json.Unmarshal([]byte(out.out), &lines), out.out)
+	lines := decoded[[]orderJSON](t, out.out)[0]
 	require.Len(t, lines, 1)
 	require.Equal(t, "orders", lines[0].Queue)
 	second, _ := lines[0].Find(hostile)
@@ -126,9 +124,8 @@ func TestOrderByHand(t *testing.T) {
 	out = o.ask("order", "replay", "orders", hostile)
 	require.Equal(t, exitFound, out.code, out)
 	require.Contains(t, out.err, "has no dead letter of key")
-	var done doneJSON
 	out = o.ask("--json", "order", "replay", "orders", "order 17")
-	require.NoError(t, json.Unmarshal([]byte(out.out), &done), out.out)
+	done := decoded[doneJSON](t, out.out)[0]
 	require.Equal(t, "orders", done.Queue)
 	require.Equal(t, operate.Progress{Total: 1, Seen: 1, Chosen: 1, Done: 1}, done.Progress)
 	o.AwaitHandled(5)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -102,15 +103,12 @@ func ramps(c *cli.Command) bool {
 func rampOptions(c *cli.Command, base operate.MoveOptions) (operate.RepeatOptions, error) {
 	o := operate.RepeatOptions{
 		RampOptions: operate.RampOptions{
-			MoveOptions: base, Canary: c.Int("canary"), Settle: c.Duration("settle"),
+			MoveOptions: base, Canary: cmp.Or(c.Int("canary"), -1), Settle: c.Duration("settle"),
 			Watch: c.Duration("watch"),
 		},
 		Every: c.Duration("every"), UntilEmpty: c.Bool("until-empty"),
 	}
 	o.MaxReplays = c.Int("max-replays")
-	if o.Canary == 0 {
-		o.Canary = -1
-	}
 	if o.Every > 0 && !c.IsSet("max-replays") {
 		o.MaxReplays = 5 // also in a rehearsal
 	}
@@ -281,7 +279,10 @@ func (a app) rehearse(
 	}
 	l.braked(ctx, h)
 	criticalFirst(h.Findings)
-	code := errors.Join(matched(c, h.Progress, err), hindered(h))
+	code := matched(c, h.Progress, err)
+	if len(h.Findings) > 0 && h.Findings[0].Severity == operate.Critical {
+		code = errors.Join(code, errFound)
+	}
 	if c.Bool(flagJSON) {
 		h.Findings = orEmpty(h.Findings)
 		return errors.Join(code, a.printSnakeJSON(rehearsedJSON{l.plan.Queue, h, true, errorText(err)}))
@@ -337,14 +338,4 @@ func (a app) printPassed(p operate.Progress) {
 			fmt.Fprintf(a.out, "%s: %s\n", plural(passed.n, "letter"), passed.why)
 		}
 	}
-}
-
-// hindered returns errFound where a finding is critical.
-func hindered(h operate.Rehearsal) error {
-	for _, f := range h.Findings {
-		if f.Severity == operate.Critical {
-			return errFound
-		}
-	}
-	return nil
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -96,8 +95,7 @@ func TestRampFlags(t *testing.T) {
 	o = s.tool("dead", "replay", s.queue, "--all", "--policy", "1s,10s", "--canary", "2",
 		"--watch", "200ms", "--settle", "100ms", "--json")
 	require.Equal(t, exitRefused, o.code)
-	var j map[string]any
-	require.NoError(t, json.Unmarshal([]byte(o.out), &j), o.out)
+	j := decoded[map[string]any](t, o.out)[0]
 	require.Contains(t, j["error"], "still open")
 	delete(j, "error")
 	delete(j, "run")

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"math"
 	"os"
@@ -307,9 +306,7 @@ func TestGroupsAreHarmlessAndChooseLetters(t *testing.T) {
 	require.Equal(t, 3, strings.Count(exported, `\u202eboom`), exported)
 	require.Equal(t, 4, strings.Count(o.out, "\n"), o.out)
 	require.Contains(t, o.out, " queue ", "some letters are of another queue")
-	var groups []operate.Group
-	o = s.tool("dead", "groups", s.queue, "--json")
-	require.NoError(t, json.Unmarshal([]byte(o.out), &groups))
+	groups := decoded[[]operate.Group](t, s.tool("dead", "groups", s.queue, "--json").out)[0]
 	require.Equal(t, 3, groups[0].Count)
 	require.Equal(t, map[string]int{"other\nqueue": 3}, groups[0].Queues)
 	o = s.tool("dead", "discard", s.queue, "--group", groups[0].ID, "--yes")

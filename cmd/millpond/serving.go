@@ -35,6 +35,7 @@ const (
 	flagBasePath     = "base-path"
 	flagMask         = "mask"
 	flagHost         = "host"
+	flagPrometheus   = "prometheus"
 )
 
 // Secrets are in files or in the environment, because every user of a machine sees the arguments of
@@ -90,6 +91,10 @@ func (a app) serve() *cli.Command {
 				Name: flagHost, Usage: "`NAME` by which browsers reach the page, besides localhost and IP " +
 					"addresses; may be repeated",
 			},
+			&cli.StringFlag{
+				Name: flagPrometheus, Usage: "`URL` of a Prometheus that has the metrics of the broker or of " +
+					"the services: charts of up to 30 days; without it the last hour",
+			},
 		},
 		Action: func(ctx context.Context, c *cli.Command) error {
 			if c.NArg() > 0 {
@@ -110,7 +115,11 @@ func (a app) runServer(ctx context.Context, c *cli.Command) (err error) {
 		// usual costs little, because nothing is rendered between two requests.
 		debug.SetGCPercent(50)
 	}
-	server := newServer()
+	// The page sets a limit for each write itself, because streams have no end.
+	server := &http.Server{
+		ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute,
+		MaxHeaderBytes: 16 << 10,
+	}
 	if server.TLSConfig, err = certificate(c); err != nil {
 		return err
 	}
@@ -159,20 +168,11 @@ func (a app) runServer(ctx context.Context, c *cli.Command) (err error) {
 	return nil
 }
 
-// newServer returns a server with bounds. The page sets a limit for each write itself, because
-// streams have no end.
-func newServer() *http.Server {
-	return &http.Server{
-		ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute,
-		MaxHeaderBytes: 16 << 10,
-	}
-}
-
 func (a app) pageConfig(c *cli.Command) (page.Config, error) {
 	config := page.Config{
 		URL: addressOf(c), Management: c.String(flagManagement), BasePath: c.String(flagBasePath),
 		Hosts: c.StringSlice(flagHost), AllowActions: c.Bool(flagAllowActions),
-		Masks: c.StringSlice(flagMask),
+		Masks: c.StringSlice(flagMask), Prometheus: c.String(flagPrometheus),
 	}
 	switch {
 	case config.AllowActions:

@@ -21,7 +21,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Given an address that other machines reach, then serve refuses to start without an account.
+// Given an address that other machines reach, then serve refuses to start without an account. Each
+// person who may act has a name.
 func TestServeRefusesToBeOpen(t *testing.T) {
 	t.Parallel()
 	for _, address := range []string{
@@ -32,12 +33,19 @@ func TestServeRefusesToBeOpen(t *testing.T) {
 		require.Equal(t, exitUsage, o.code, address)
 		require.Contains(t, o.err, "a token or a password is needed", address)
 	}
-	empty := filepath.Join(t.TempDir(), "empty")
-	require.NoError(t, os.WriteFile(empty, []byte("\n"), 0o600))
+	file := func(text string) string {
+		name := filepath.Join(t.TempDir(), "tokens")
+		require.NoError(t, os.WriteFile(name, []byte(text), 0o600))
+		return name
+	}
+	acting := "--allow-actions --state " + t.TempDir() + " --token-file "
 	for _, c := range []struct{ args, want string }{
 		{"--listen nowhere", "write an address and a port"},
-		{"--listen 0.0.0.0:0 --token-file " + empty, "is empty"},
-		{"--listen 0.0.0.0:0 --token-file " + empty + ".not", "no such file"},
+		{"--listen 0.0.0.0:0 --token-file " + file("\n"), "is empty"},
+		{"--listen 0.0.0.0:0 --token-file " + file("") + ".not", "no such file"},
+		{acting + file("a-token-of-many\n"), "a token has no name"},
+		{acting + file("anna a-token-of-many x\n"), "more than a name and a token"},
+		{acting + file("anna short\nben a-token-of-one"), `account "anna": its secret has less`},
 		{"--listen 0.0.0.0:0 --user ada", "needs --password-file"},
 		{"--mask card", "write a JSON path"},
 		{"--base-path ops", "BasePath"},

@@ -4,11 +4,17 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/history"
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -25,7 +31,7 @@ func (a app) status() *cli.Command {
 		},
 		ShellComplete: a.completeQueues,
 		Action: func(ctx context.Context, c *cli.Command) error {
-			a.last = new(operate.View)
+			a.last, a.past = new(operate.View), new(history.History)
 			for {
 				err := a.statusOnce(ctx, c, c.Args().Slice())
 				if err != nil || !c.Bool("watch") {
@@ -58,7 +64,9 @@ func (a app) statusOnce(ctx context.Context, c *cli.Command, queues []string) er
 			return s.overview()
 		}
 		if s.vhost != nil && !c.Bool(flagJSON) {
-			s.printStopped()
+			s.printIncidents(slices.DeleteFunc(s.incidents(), func(i operate.Incident) bool {
+				return !slices.ContainsFunc(plans, func(p topology.Plan) bool { return i.Concerns(p.Queue) })
+			}))
 		}
 		return s.reports(ctx, plans)
 	})
@@ -84,42 +92,58 @@ func (s *session) reports(ctx context.Context, plans []topology.Plan) error {
 }
 
 const (
-	// mostTrouble is the most queues in trouble that the overview shows without --all.
+	// mostTrouble is the most incidents, and queues with some, that the overview shows without --all.
 	mostTrouble = 30
 	// maxUnclear is the most things that the overview names because the broker does not tell them.
 	maxUnclear = 5
 	// fewQueues is the number of queues up to which the overview shows all.
 	fewQueues = 20
+	// width is the most columns of the overview, and nameWidth those of a name.
+	width, nameWidth = 100, 36
 )
 
-// overview prints the stopped brakes, and a line for each queue that was found, the queues in
-// trouble first.
+// overview prints the incidents by urgency, and a line for each queue that was found, the queues
+// with incidents first.
 func (s *session) overview() error {
-	lines, inTrouble := s.vhost.ByTrouble()
+	incidents := s.incidents()
 	if s.c.Bool(flagJSON) {
-		return s.printSnakeJSON(s.vhost)
+		return s.printSnakeJSON(struct {
+			operate.View
+			Incidents []operate.Incident
+		}{*s.vhost, orEmpty(incidents)})
 	}
-	s.printStopped()
 	if s.vhost.Empty() {
+		s.printIncidents(incidents)
 		s.nothingFound()
 		return nil
 	}
-	s.lost()
+	lines, of := s.vhost.ByUrgency(incidents)
+	inTrouble := slices.IndexFunc(lines, func(m operate.Main) bool { return len(of[m.Name]) == 0 })
+	if inTrouble < 0 {
+		inTrouble = len(lines)
+	}
 	shown := len(lines)
-	if !s.c.Bool("all") && len(lines) > fewQueues {
-		shown = min(inTrouble, mostTrouble)
+	if !s.c.Bool("all") {
+		if more := len(incidents) - mostTrouble; more > 0 {
+			defer fmt.Fprintf(s.out, "%s; --all prints all\n", plural(more, "more incident"))
+			incidents = incidents[:mostTrouble]
+		}
+		if shown > fewQueues {
+			shown = min(inTrouble, mostTrouble)
+		}
 	}
-	rows := [][]string{
-		{"queue", "ready", "in progress", "waiting", "dead", "consumers", "trouble"},
+	if s.printIncidents(incidents); len(incidents) > 0 {
+		fmt.Fprintln(s.out)
 	}
+	rows := [][]string{{"queue", "ready", "in progress", "waiting", "dead", "consumers"}}
 	for _, l := range lines[:shown] {
 		waiting := number(l.Waiting)
 		if l.WaitingShared && l.Waiting.N > 0 {
 			waiting = "≤" + waiting
 		}
 		rows = append(rows, []string{
-			l.Name, number(l.Ready), number(l.Unacked), waiting, number(l.DeadLetters),
-			number(l.Consumers), orDash(strings.Join(l.Trouble, ", ")),
+			overview.Middle(harmless(l.Name), nameWidth), number(l.Ready), number(l.Unacked), waiting,
+			number(l.DeadLetters), number(l.Consumers),
 		})
 	}
 	if shown > 0 {
@@ -128,20 +152,96 @@ func (s *session) overview() error {
 		}
 	}
 	if left := inTrouble - shown; left > 0 {
-		fmt.Fprintf(s.out, "… and %d more in trouble; --all prints them\n", left)
+		fmt.Fprintf(s.out, "… and %d more with incidents; --all prints them\n", left)
 	}
 	if fine := len(lines) - max(inTrouble, shown); fine > 0 {
-		fmt.Fprintf(s.out, "%s without trouble; --all prints them\n", plural(fine, "queue"))
+		fmt.Fprintf(s.out, "%s without incidents; --all prints them\n", plural(fine, "queue"))
 	}
 	s.notKnown(s.out)
-	from := "ready messages and consumers are counted now, messages in progress and held some " +
-		"seconds ago"
+	from := "ready messages and consumers are counted now, others some seconds ago"
 	if len(lines) > 0 && lines[0].Ready.Source != operate.SourceAMQP {
 		from = "all messages were counted some seconds ago"
 	}
-	_, err := fmt.Fprintf(s.out, "%s; ? is not counted yet\n", from)
+	_, err := fmt.Fprintf(s.out, "%s; ? is not known\n", from)
 	return err
 }
+
+// incidents are those of the last look. status --watch knows since when, and how they grow.
+func (s *session) incidents() []operate.Incident {
+	if s.past == nil {
+		return s.vhost.Incidents(operate.IncidentOptions{})
+	}
+	return s.past.Look(time.Now(), *s.vhost, strconv.Quote)
+}
+
+// ways are the commands that show more of an incident.
+var ways = map[operate.IncidentKind]string{
+	operate.IncidentStranded: "stranded list", operate.IncidentBlocked: "order list",
+	operate.IncidentBrake: "brake start", operate.IncidentPolicy: "verify",
+}
+
+// printIncidents prints a sentence for each incident, in lines of at most a hundred columns.
+func (s *session) printIncidents(list []operate.Incident) {
+	names, wide := make([]string, len(list)), 0
+	for n, i := range list {
+		names[n] = i.Queue
+		if i.Brake != "" {
+			names[n] = "brake " + i.Brake
+		}
+		names[n] = overview.Middle(harmless(names[n]), nameWidth)
+		wide = max(wide, utf8.RuneCountInString(names[n]))
+	}
+	for n, i := range list {
+		text := i.Text
+		switch {
+		case i.Since.IsZero():
+			text += ", since ?"
+		case i.Longer:
+			text += ", since before " + when(i.Since)
+		default:
+			text += ", since " + when(i.Since)
+		}
+		if growth := overview.Growth(i, time.Now()); growth != "" {
+			text += ", " + growth
+		}
+		if len(i.Queues) > 0 {
+			text += "; not consumed: " + some(i.Queues)
+		}
+		if way := ways[i.Kind]; way != "" {
+			text += "; millpond " + way
+		}
+		code := yellow
+		if i.Urgency <= 3 {
+			code = red
+		}
+		name := names[n]
+		for _, line := range wrap(harmless(text), width-wide-2, true) {
+			fmt.Fprintln(s.out, s.colour(code, fmt.Sprintf("%-*s  %s", wide, name, line)))
+			name = ""
+		}
+	}
+}
+
+// wrap breaks a text between words into lines of at most n characters. A longer word has a line of
+// its own, or is cut. A time is one word.
+func wrap(text string, n int, cut bool) (lines []string) {
+	var line []rune
+	for _, word := range strings.Fields(aTime.ReplaceAllString(text, "$1\x00$2")) {
+		rest := []rune(strings.ReplaceAll(word, "\x00", " "))
+		if len(line) > 0 && len(line)+1+len(rest) > n {
+			lines, line = append(lines, string(line)), nil
+		}
+		if len(line) > 0 {
+			line = append(line, ' ')
+		}
+		for line = append(line, rest...); cut && len(line) > n; line = line[n:] {
+			lines = append(lines, string(line[:n]))
+		}
+	}
+	return append(lines, string(line))
+}
+
+var aTime = regexp.MustCompile(`(\d{4}-\d\d-\d\d) (\d\d:)`)
 
 // notKnown prints everything that the broker does not tell.
 func (s *session) notKnown(w io.Writer) {
@@ -158,35 +258,6 @@ func (s *session) notKnown(w io.Writer) {
 			break
 		}
 		fmt.Fprintf(w, "not known: %s\n", harmless(u.Text))
-	}
-}
-
-// lost prints the messages that have no queue to return to.
-func (s *session) lost() {
-	for _, q := range s.vhost.Stranded {
-		if q.Total.N != 0 {
-			fmt.Fprintln(s.out, s.colour(red, fmt.Sprintf("stranded: %s in queue %s: see millpond stranded "+
-				"list", messages(q.Total), harmless(q.Name))))
-		}
-	}
-	s.printGone(s.vhost.Gone)
-	for _, o := range s.vhost.Orphans {
-		if s.vhost.Announces(o) {
-			continue
-		}
-		code, held := yellow, ""
-		if o.Total.N != 0 {
-			code, held = red, "; it has "+messages(o.Total)
-		}
-		fmt.Fprintln(s.out, s.colour(code, fmt.Sprintf("wait queue %s leads to no queue: %s%s",
-			harmless(o.Name), harmless(o.Why), held)))
-	}
-}
-
-// printGone prints the messages that wait for queues that are gone.
-func (s *session) printGone(gone []operate.Gone) {
-	for _, g := range gone {
-		fmt.Fprintln(s.out, s.colour(red, "waiting: "+harmless(g.String())))
 	}
 }
 

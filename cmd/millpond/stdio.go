@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -157,12 +158,7 @@ func oneLine(text string) string {
 }
 
 // orDash is text, or a dash where there is none.
-func orDash(text string) string {
-	if text == "" {
-		return "-"
-	}
-	return text
-}
+func orDash(text string) string { return cmp.Or(text, "-") }
 
 // when is a time as tables have it, in UTC.
 func when(t time.Time) string {

@@ -196,10 +196,7 @@ func (s *session) plans(queues []string) ([]topology.Plan, error) {
 		return s.assumed(queues)
 	}
 	if len(queues) == 0 {
-		for _, main := range s.vhost.Mains {
-			queues = append(queues, main.Name)
-		}
-		if len(queues) == 0 {
+		if queues = mainNames(s.vhost); len(queues) == 0 {
 			s.nothingFound()
 		}
 	}
@@ -291,10 +288,6 @@ func distinct(names []string) (list []string) {
 
 // unknownQueue is the error about a queue for which no other queue waits.
 func (s *session) unknownQueue(queue string) error {
-	var names []string
-	for _, main := range s.vhost.Mains {
-		names = append(names, main.Name)
-	}
 	word := audit.ShellWord(queue)
 	see := "millpond stranded list " + word
 	if s.c.FullName() != "millpond waiting list" { // which has found none
@@ -302,7 +295,7 @@ func (s *session) unknownQueue(queue string) error {
 	}
 	return usage("no wait queue of virtual host %q leads to a queue %q: it is no queue with retries, "+
 		"or they were never declared; messages for it may wait or be stranded: %s; queues with "+
-		"retries: %s", s.vhost.Vhost, queue, see, cmp.Or(some(names), "none"))
+		"retries: %s", s.vhost.Vhost, queue, see, cmp.Or(some(mainNames(s.vhost)), "none"))
 }
 
 // candidates names queues that may keep dead letters of any queue.
@@ -389,19 +382,20 @@ func (s *session) agree(main operate.Main, plan *topology.Plan) error {
 	return nil
 }
 
-// completeQueues offers the names of the queues that are found.
-func (a app) completeQueues(ctx context.Context, c *cli.Command) {
-	a.complete(ctx, c, func(found operate.View) (names []string) {
-		for _, main := range found.Mains {
-			names = append(names, main.Name)
-		}
-		return names
-	})
+// mainNames are the names of the queues with retries.
+func mainNames(found *operate.View) (names []string) {
+	for _, main := range found.Mains {
+		names = append(names, main.Name)
+	}
+	return names
 }
+
+// completeQueues offers the names of the queues that are found.
+func (a app) completeQueues(ctx context.Context, c *cli.Command) { a.complete(ctx, c, mainNames) }
 
 // complete offers names of the virtual host that are no arguments yet.
 func (a app) complete(
-	ctx context.Context, c *cli.Command, namesOf func(operate.View) []string,
+	ctx context.Context, c *cli.Command, namesOf func(*operate.View) []string,
 ) {
 	cli.DefaultCompleteWithFlags(ctx, c)
 	ctx, cancel := context.WithTimeout(ctx, completeLimit)
@@ -414,8 +408,7 @@ func (a app) complete(
 	if s.vhost == nil {
 		return
 	}
-	found := *s.vhost
-	for _, name := range namesOf(found) {
+	for _, name := range namesOf(s.vhost) {
 		if !slices.Contains(c.Args().Slice(), name) {
 			fmt.Fprintln(a.out, harmless(name))
 		}

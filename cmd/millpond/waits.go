@@ -66,7 +66,9 @@ func (a app) waitingList() *cli.Command {
 						return s.unknownQueue(plan.Queue)
 					}
 					if s.vhost != nil && !c.Bool(flagJSON) {
-						s.printGone(s.vhost.GoneOf(waiters))
+						for _, g := range s.vhost.GoneOf(waiters) {
+							fmt.Fprintln(s.out, s.colour(red, "waiting: "+harmless(g.String())))
+						}
 					}
 					return errors.Join(err, a.printWaiting(c, waiters))
 				})

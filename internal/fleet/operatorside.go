@@ -119,11 +119,21 @@ func StopByHand(
 		}
 		return o.awaitStop(ctx, ch, news, state)
 	})
+	if errors.Is(err, errNobody) {
+		// The consumer of a question that has just ended was counted.
+		if q, failed := o.queue(ctx); failed == nil && q.Consumers == 0 {
+			return false, nil
+		}
+		err = o.believed()
+	}
 	if err != nil {
 		return false, err
 	}
 	return <-listening, nil
 }
+
+// errNobody: no process has taken the stop, nor asked for it.
+var errNobody = errors.New("no process reacts")
 
 // awaitStop answers the processes that ask whether there is a token, until one has it.
 func (o *operator) awaitStop(
@@ -145,7 +155,7 @@ func (o *operator) awaitStop(
 	if taken || asked || err != nil {
 		return errors.Join(err, failed)
 	}
-	return o.believed()
+	return errNobody
 }
 
 // confirmed publishes a message to a queue, and returns nil when the queue has it.
@@ -268,9 +278,17 @@ func Ask(ctx context.Context, conn *link.Conn, name string) (header.BrakeState, 
 		state.Stopped = true
 		return state, nil
 	}
-	return o.takeTokens(ctx, q.Messages, func(last amqp.Delivery) error {
+	state, err = o.takeTokens(ctx, q.Messages, func(last amqp.Delivery) error {
 		return last.Nack(true, true)
 	})
+	// Until the tokens are back the brake seems to be open.
+	for end := time.Now().Add(time.Second); err == nil && time.Now().Before(end); {
+		if now, failed := o.queue(ctx); failed != nil || now.Messages >= q.Messages {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return state, err
 }
 
 // queue looks at the queue of the token: ready messages and consumers.

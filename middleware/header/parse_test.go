@@ -182,8 +182,10 @@ func TestKeysOnTheWire(t *testing.T) {
 		require.True(t, keys.IsState(key), key)
 	}
 	require.False(t, keys.IsState(Replays) || keys.IsState("tenant"))
-	require.Equal(t, []string{"millpond-unreadable", "millpond-replay", "millpond-edited-at",
-		"millpond-edited-by"}, []string{keys.Unreadable, keys.Replay, EditedAt, EditedBy})
+	require.Equal(t, []string{
+		"millpond-unreadable", "millpond-replay", "millpond-edited-at",
+		"millpond-edited-by",
+	}, []string{keys.Unreadable, keys.Replay, EditedAt, EditedBy})
 }
 
 func TestTimesAreWrittenInUTC(t *testing.T) {

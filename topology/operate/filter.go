@@ -38,7 +38,8 @@ type Filter struct {
 	Error string
 	// Handler that gave up.
 	Handler string
-	// Group is the ID of the letter's Fingerprint, as Group.ID has it.
+	// Group is the ID of the letter's Fingerprint, as Group.ID has it, or several such IDs with commas
+	// between them.
 	Group string
 	// Since and Until bound DeadAt, Since included and Until not. A letter without DeadAt, as each
 	// message that waits, meets neither.
@@ -86,10 +87,10 @@ func ParseFilter(text string) (Filter, error) {
 }
 
 // Set adds a condition to the filter: id, for, reason, error, handler, group, since, until, header,
-// payload or delay. An id, a queue (for) and a header may be set several times. The value of a
-// header is name=value, of a delay a duration. A time is like 2026-03-01, 2026-03-01T12:00:00Z or
-// "2026-03-01 12:00", in UTC where no zone is named, or a duration before now: 2h. An empty value
-// is an error, because it would choose all.
+// payload or delay. An id, a queue (for), a group and a header may be set several times. The value
+// of a header is name=value, of a delay a duration. A time is like 2026-03-01,
+// 2026-03-01T12:00:00Z or "2026-03-01 12:00", in UTC where no zone is named, or a duration before
+// now: 2h. An empty value is an error, because it would choose all.
 func (f *Filter) Set(name, value string, now time.Time) error {
 	if value == "" {
 		return fmt.Errorf("%s is empty: name a value, or leave it out", name)
@@ -115,7 +116,7 @@ func (f *Filter) Set(name, value string, now time.Time) error {
 	case "handler":
 		return once(&f.Handler)
 	case "group":
-		return once(&f.Group)
+		f.Group = strings.TrimPrefix(f.Group+","+value, ",")
 	case "since":
 		return setTime(&f.Since, name, value, now)
 	case "until":
@@ -274,7 +275,7 @@ func (f Filter) names(l Letter) bool {
 		return true
 	}
 	id, _ := Fingerprint(l)
-	return id == f.Group
+	return slices.Contains(strings.Split(f.Group, ","), id)
 }
 
 // patternOf returns the regular expression of a text between slashes; nil for another text.

@@ -47,6 +47,17 @@ func TestTheTextOfAFilter(t *testing.T) {
 	require.NotContains(t, secret.Redacted(), "4711")
 	require.Equal(t, "4711", secret.Headers["customer"], "the filter itself is unchanged")
 
+	first, _ := operate.Fingerprint(operate.Letter{Error: "no stock"})
+	second, _ := operate.Fingerprint(operate.Letter{Error: "timeout"})
+	groups, err := operate.ParseFilter("group=" + first + " group=" + second)
+	require.NoError(t, err)
+	require.Equal(t, "group="+first+","+second, groups.String())
+	chooses, err := groups.Matcher()
+	require.NoError(t, err)
+	for text, want := range map[string]bool{"no stock": true, "timeout": true, "refused": false} {
+		require.Equal(t, want, chooses(operate.Letter{Error: text}), text)
+	}
+
 	now := day.Add(15 * time.Hour)
 	for value, want := range map[string]time.Time{
 		"2026-03-01": day, "2026-03-01 12:30": day.Add(750 * time.Minute),

@@ -73,6 +73,8 @@ type View struct {
 	leads     map[string]lead              // of the wait queues
 	hiddenErr error                        // of the look at messages for queues that are gone
 	asked     map[string]bool              // wait queues that such a look has seen with messages
+
+	brakesKnown bool // Stopped was asked for
 }
 
 // Brake is a brake of the services.
@@ -142,9 +144,6 @@ type Main struct {
 	// counts their messages, too.
 	Waiting, DeadLetters Count
 	WaitingShared        bool
-	// Trouble has a few words for each thing that is wrong. The brake that stops the queue is in it if
-	// ViewOptions.Brakes asks for it, and blocked keys if ViewOptions.Keys does.
-	Trouble []string
 	// Waits are the wait queues that lead to the queue, by delay, also the wait queues of an earlier
 	// policy: the broker does not show which of them the service uses today.
 	Waits []Wait
@@ -159,8 +158,8 @@ type Main struct {
 	// inorder.Strategy; nil if they are handled in no order.
 	Line *Queue `json:",omitempty"`
 	// Causes are the dead letters of Plan.Dead by cause, Keys the state of Line, and Findings those of
-	// Verify. They need ViewOptions.Messages. A dead-letter queue of several queues has its Causes at
-	// the first of them.
+	// Verify. They need ViewOptions.Messages; without it Findings are the critical ones of policies. A
+	// dead-letter queue of several queues has its Causes at the first of them.
 	Causes   []Group     `json:",omitempty"`
 	Keys     *OrderState `json:",omitempty"`
 	Findings []Finding   `json:",omitempty"`
@@ -276,8 +275,6 @@ type ViewOptions struct {
 	// Last is an earlier View of the vhost. What it has found for Trouble and Keys is taken over where
 	// they are false. Default: nil.
 	Last *View
-	// KeyText writes a key into the Trouble of its queue. Default: strconv.Quote.
-	KeyText func(key string) string
 	// Messages looks at all messages that wait, are dead or are stranded, at the keys that wait, and
 	// verifies each plan, as the methods of Operator do. At most 10 000 stranded messages of a queue
 	// are kept. Default: false.
@@ -335,11 +332,10 @@ func (o *Operator) view(ctx context.Context, options ViewOptions) (v View, err e
 	if options.Exact {
 		v.unread("", "counts of now", v.count(ctx, o))
 	}
-	brakesKnown := options.Brakes
 	if options.Brakes {
 		states, err := o.brakeStates(ctx, m.API, v.brakeNames())
 		v.unread("", "stopped brakes", err)
-		brakesKnown = err == nil
+		v.brakesKnown = err == nil
 		v.Stopped = append(v.Stopped, slices.DeleteFunc(states, func(b header.BrakeState) bool {
 			return !b.Stopped
 		})...)
@@ -349,13 +345,8 @@ func (o *Operator) view(ctx context.Context, options ViewOptions) (v View, err e
 	} else {
 		v.lookBehind(ctx, o, options)
 	}
-	if options.KeyText == nil {
-		options.KeyText = strconv.Quote
-	}
 	for i := range v.Mains {
-		m := &v.Mains[i]
-		m.sum(options.KeyText)
-		v.unconsumed(m, brakesKnown)
+		v.Mains[i].sum()
 	}
 	return v, nil
 }
@@ -376,7 +367,9 @@ func (v *View) look(ctx context.Context, o *Operator) {
 	for i := range v.Mains {
 		m := &v.Mains[i]
 		report, err := o.Verify(ctx, m.Plan)
-		m.Findings = report.Findings
+		if err == nil {
+			m.Findings = report.Findings
+		}
 		v.unread(m.Name, "all findings", err)
 		if dead, err := deadQueue(m.Plan); err == nil && !seen[dead] {
 			seen[dead] = true
@@ -478,83 +471,23 @@ func (m *Main) InLine() Count {
 // mostAsked is how many questions a line may have at once: those of the page and of the tool.
 const mostAsked = 2
 
-// sum adds the counts of the queue's parts, and names the trouble of its messages.
-func (m *Main) sum(keyText func(string) string) {
+// sum adds the counts of the queue's parts.
+func (m *Main) sum() {
 	none := Count{Source: SourceManagement}
-	m.Waiting, m.DeadLetters, m.Trouble = none, none, nil
-	held := max(m.Held.N, 0)
+	m.Waiting, m.DeadLetters = none, none
 	for _, w := range m.Waits {
 		m.Waiting = m.Waiting.Plus(w.Total)
 		m.WaitingShared = m.WaitingShared || w.Shared
-		held += max(w.Held.N, 0)
 	}
 	if m.Line != nil {
-		inLine := m.InLine()
-		m.Waiting = m.Waiting.Plus(inLine)
-		m.trouble(inLine.N >= nearBound, "%s in the line, which is near its bound: see its keys in order",
-			plural(inLine.N, "message"))
+		m.Waiting = m.Waiting.Plus(m.InLine())
 	}
 	for _, d := range m.Dead {
 		m.DeadLetters = m.DeadLetters.Plus(d.Total)
-		held += max(d.Held.N, 0)
 	}
 	if len(m.Dead) == 0 {
 		m.DeadLetters = unknown
 	}
-	var blocked []OrderKey // by one dead letter each
-	if m.Keys != nil {
-		blocked = m.Keys.BlockedKeys()
-	}
-	for _, k := range blocked[:min(len(blocked), mostKeys)] {
-		m.trouble(true, "key %s blocked since %s, %d behind it", keyText(k.Key), timeText(k.Blocked),
-			k.Waiting)
-	}
-	m.trouble(len(blocked) > mostKeys, "%s", plural(len(blocked)-mostKeys, "more blocked key"))
-	m.trouble(m.DeadLetters.N > len(blocked), "%s", plural(m.DeadLetters.N, "dead letter"))
-	m.trouble(held > 0, "%s held: their target is missing or full", plural(held, "message"))
-	m.trouble(len(m.Dead) == 0, "its dead-letter queue is not known: see --dlq")
-	m.trouble(len(m.Dead) > 0 && m.PlanErr != nil, "a wait queue leads astray: see verify")
-}
-
-// mostKeys is how many blocked keys the trouble of a queue names.
-const mostKeys = 3
-
-func (m *Main) trouble(is bool, format string, args ...any) {
-	if is {
-		m.Trouble = append(m.Trouble, fmt.Sprintf(format, args...))
-	}
-}
-
-// unconsumed names the brake that has stopped the consumers of a queue, or says that it has none.
-func (v *View) unconsumed(m *Main, brakesKnown bool) {
-	for _, s := range v.Stopped {
-		if slices.Contains(v.QueuesOf(s.Name), m.Name) {
-			since := " since " + timeText(s.Since)
-			if s.Since.IsZero() {
-				since = ""
-			}
-			m.trouble(true, "brake %s stopped%s", s.Name, since)
-			return
-		}
-	}
-	why := "the broker does not show since when"
-	if !brakesKnown && len(v.Brakes) > 0 {
-		why = "or a brake is stopped"
-	}
-	m.trouble(m.Consumers.Known() && m.Consumers.N == 0, "no consumer (%s)", why)
-}
-
-// ByTrouble returns the queues of Mains, those in trouble first, and their number.
-func (v View) ByTrouble() (mains []Main, inTrouble int) {
-	mains = slices.Clone(v.Mains)
-	for _, m := range mains {
-		inTrouble += min(len(m.Trouble), 1)
-	}
-	slices.SortStableFunc(mains, func(a, b Main) int { // by name among the same
-		return cmp.Or(cmp.Compare(min(len(b.Trouble), 1), min(len(a.Trouble), 1)),
-			cmp.Compare(b.DeadLetters.N, a.DeadLetters.N))
-	})
-	return mains, inTrouble
 }
 
 // ManagementURL returns where the management API of a broker is by default: on the host of the AMQP

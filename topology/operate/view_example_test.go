@@ -81,8 +81,7 @@ func ExampleView() {
 		Vhost: "shop",
 		Mains: []operate.Main{{
 			Queue: operate.Queue{Name: "orders"}, Waits: []operate.Wait{wait},
-			Dead: []operate.Dead{letters}, Trouble: []string{"2 dead letters"},
-			Vias: []string{"events"},
+			Dead: []operate.Dead{letters}, Vias: []string{"events"},
 		}},
 		Orphans: []operate.Orphan{{Wait: wait, For: "mail", Why: `queue "mail" does not exist`}},
 		Brakes:  []operate.Brake{{Name: "payments", Queues: []string{"mail", "orders"}}},
@@ -91,7 +90,7 @@ func ExampleView() {
 	fmt.Println(view.QueuesOf("payments"))
 	m, ok := view.Main("orders")
 	var strategies []operate.Strategy = m.Strategies()
-	fmt.Println(ok, strategies, m.Waits[0].Ready, m.Dead[0].Name, m.Dead[0].Evidence, m.Trouble)
+	fmt.Println(ok, strategies, m.Waits[0].Ready, m.Dead[0].Name, m.Dead[0].Evidence)
 	fmt.Println(view.Empty(), view.Orphans[0].Why, view.Unclear[0].String())
 	// All that a queue may be known by, and all strategies.
 	fmt.Println([]operate.Evidence{
@@ -100,9 +99,34 @@ func ExampleView() {
 		operate.Unknown)
 	// Output:
 	// [mail orders]
-	// true [PerQueue] 3 (management) orders.dlq name [2 dead letters]
+	// true [PerQueue] 3 (management) orders.dlq name
 	// false queue "mail" does not exist the policies could not be seen
 	// [name letter argument policy] PerQueue PerAttempt Shared Levels InOrder unknown
+}
+
+// All that is wrong, the most urgent first.
+func ExampleView_Incidents() {
+	counted := func(n int) operate.Count {
+		return operate.Count{N: n, Source: operate.SourceManagement}
+	}
+	view := operate.View{Mains: []operate.Main{{ // as Operator.View returns it
+		Queue: operate.Queue{Name: "orders", Ready: counted(12), Consumers: counted(0)},
+		Dead:  make([]operate.Dead, 1), DeadLetters: counted(2),
+	}}}
+	var all []operate.Incident = view.Incidents(operate.IncidentOptions{})
+	for _, i := range all {
+		fmt.Println(i.Urgency, i.Kind, i.Queue, i.Text)
+	}
+	fmt.Println([]operate.IncidentKind{
+		operate.IncidentPolicy, operate.IncidentGone, operate.IncidentUnconsumed,
+		operate.IncidentStranded, operate.IncidentAstray, operate.IncidentHeld,
+		operate.IncidentBlocked, operate.IncidentLine, operate.IncidentDead, operate.IncidentBrake,
+		operate.IncidentUnknown,
+	})
+	// Output:
+	// 2 unconsumed orders no consumer for 12 ready messages
+	// 7 dead orders 2 dead letters
+	// [policy gone unconsumed stranded astray held blocked line dead brake unknown]
 }
 
 // Messages wait for a queue that does not exist any more.

@@ -15,6 +15,7 @@ import (
 	"github.com/millpond-go/millpond/internal/fleet"
 	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/internal/management"
+	"github.com/millpond-go/millpond/internal/policies"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -526,6 +527,44 @@ func (p *parts) finish(d *derivation) {
 			"service uses: the plan has the wait queues of all", len(p.levels), m.Name)
 	}
 	m.PlanErr = topology.ValidatePlan(m.Plan)
+	if d.risky() {
+		m.Findings = d.judge(m.Plan)
+	}
+}
+
+// risky reports whether a policy has a key that may delete or misdirect messages.
+func (s *seen) risky() bool {
+	set := s.manager.Policies()
+	return set != nil && slices.ContainsFunc(slices.Concat(set.User, set.Operator),
+		func(p management.Policy) bool {
+			for _, key := range []string{
+				"message-ttl", "expires", "max-length", "max-length-bytes", "overflow", "delivery-limit",
+				"dead-letter-routing-key",
+			} {
+				if _, has := p.Definition[key]; has {
+					return true
+				}
+			}
+			return false
+		})
+}
+
+// judge returns the critical findings about the queues of a plan that policies alone explain. The
+// version of the broker changes only the words of others.
+func (s *seen) judge(plan topology.Plan) (critical []Finding) {
+	audited, known := plan.Audited(), map[string]audit.Facts{}
+	for _, q := range audited.Members() {
+		if found, there := s.queues[q.Name]; there {
+			known[q.Name] = audit.Facts{Kind: found.Type, Arguments: amqp.Table(found.Arguments)}
+		}
+	}
+	findings, _ := s.manager.Policies().Judge(audited, known, audit.Version{}, s.vhost)
+	for _, f := range findings {
+		if f.Severity == policies.Critical {
+			critical = append(critical, Finding{Critical, Overruled, f.Kind, f.Name, f.Text})
+		}
+	}
+	return critical
 }
 
 // chain is the levels of topology.Levels behind one entry exchange.

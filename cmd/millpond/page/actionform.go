@@ -2,6 +2,7 @@ package page
 
 import (
 	"cmp"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -62,27 +63,37 @@ func (f *formReader) duration(name string) time.Duration {
 	return d
 }
 
+// chosenRows returns a form with the rows that are meant: the ticked ones, or the one whose button
+// was pressed, which has its conditions in the address.
+func chosenRows(r *http.Request) (url.Values, error) {
+	values, row := maps.Clone(r.PostForm), r.URL.Query()
+	for _, name := range []string{"picked", "kind", queueName, "for", "id", "group", "all"} {
+		if row.Has(name) {
+			values[name] = row[name]
+		}
+	}
+	if name := values.Get("picked"); name != "" && !values.Has(name) {
+		return nil, badRequest("no row is ticked: go back and tick the rows that are meant")
+	}
+	if values.Get(queueName) == "" && values.Get("again") == "" {
+		return nil, badRequest("an action works on one queue: search for queue:NAME first")
+	}
+	return values, nil
+}
+
 // requestOf reads a form.
-func (h *Handler) requestOf(values url.Values) (job.Request, error) {
+func (h *Handler) requestOf(values url.Values) (r job.Request, err error) {
 	f := &formReader{Values: values}
-	chosen, err := filterOf(values, "delay")
-	if err != nil {
-		return job.Request{}, err
+	if again := f.Get("again"); again != "" { // the rehearsed action with other options
+		found, err := h.jobs.Rehearsal(again)
+		if err != nil {
+			return r, err
+		}
+		r = found.Request
+	} else if r, err = h.chosenBy(f); err != nil {
+		return r, err
 	}
-	o, err := chosen.operate(time.Now())
-	if err != nil {
-		return job.Request{}, err
-	}
-	if err := h.refuseKeys(o); err != nil {
-		return job.Request{}, err
-	}
-	r := job.Request{
-		Kind: job.Kind(f.text("kind")), Queue: f.text("queue"), Filter: o,
-		All: f.Get("all") != "", To: f.text("to"), Rate: shared(f, "rate", overview.Rate),
-	}
-	if len(h.masks) > 0 && (o.Payload != "" || r.Kind == job.Edit) {
-		return r, badRequest("payloads are masked here: nothing can be chosen by its payload or edited")
-	}
+	r.To, r.Rate = f.text("to"), shared(f, "rate", overview.Rate)
 	switch r.Kind {
 	case job.Replay:
 		r.Canary, r.StopAt = f.number("canary"), f.percent("stop-at")
@@ -103,10 +114,23 @@ func (h *Handler) requestOf(values url.Values) (job.Request, error) {
 			Letter: f.text("letter"), Text: text, NotJSON: f.Get("not-json") != "",
 		}
 	}
-	if f.err != nil {
-		err = f.err
+	return r, cmp.Or(f.err, err)
+}
+
+// chosenBy reads what a form is about.
+func (h *Handler) chosenBy(f *formReader) (r job.Request, err error) {
+	chosen, err := filterOf(f.Values, append([]string{"delay"}, conditions...))
+	if err != nil {
+		return r, err
 	}
-	return r, err
+	r.Kind, r.Queue, r.All = job.Kind(f.text("kind")), f.text(queueName), f.Get("all") != ""
+	if r.Filter, err = chosen.operate(time.Now()); err != nil {
+		return r, err
+	}
+	if len(h.masks) > 0 && (r.Filter.Payload != "" || r.Kind == job.Edit) {
+		return r, badRequest("payloads are masked here: nothing can be chosen by its payload or edited")
+	}
+	return r, h.refuseKeys(r.Filter)
 }
 
 // beginEdit looks at a letter, and keeps its text for the page on which it is edited.

@@ -1,9 +1,12 @@
 package page_test
 
 import (
+	"bytes"
 	"fmt"
+	"html"
 	"net/http"
 	"net/url"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -52,22 +55,21 @@ var (
 	texts  = regexp.MustCompile(`(?s)<textarea id="text" name="text"[^>]*>\n(.*?)</textarea>`)
 )
 
-// formIn returns the hidden fields of the form of a page that goes to a path.
-func formIn(t testing.TB, body, path string) url.Values {
+// formIn returns the hidden fields of the first form of a page that goes to a path and has a text.
+func formIn(t testing.TB, body, path, text string) url.Values {
 	t.Helper()
-	_, rest, found := strings.Cut(body, `action="`+path+`"`)
-	require.True(t, found, "a form for %s in %s", path, body)
-	rest, _, _ = strings.Cut(rest, "</form>")
-	values := url.Values{}
-	for _, field := range inputs.FindAllStringSubmatch(rest, -1) {
-		values.Set(field[1], unescaped(field[2]))
+	for form := range strings.SplitSeq(body, "<form ") {
+		form, _, _ = strings.Cut(form, "</form>")
+		if strings.Contains(form, `action="`+path+`"`) && strings.Contains(form, text) {
+			values := url.Values{}
+			for _, field := range inputs.FindAllStringSubmatch(form, -1) {
+				values.Set(field[1], html.UnescapeString(field[2]))
+			}
+			return values
+		}
 	}
-	return values
-}
-
-func unescaped(text string) string {
-	return strings.NewReplacer("&#34;", `"`, "&#39;", "'", "&lt;", "<", "&gt;", ">", "&#43;", "+",
-		"&amp;", "&").Replace(text)
+	require.Fail(t, "no form for "+path+" with "+text, body)
+	return nil
 }
 
 // ends loads the page of an action until it has ended.
@@ -86,7 +88,7 @@ func (v *visitor) rehearse(form url.Values) (a answer, confirm url.Values) {
 	v.t.Helper()
 	a = v.post("/action/rehearse", form)
 	require.Equal(v.t, http.StatusOK, a.StatusCode, a.body)
-	return a, formIn(v.t, a.body, "/action/start")
+	return a, formIn(v.t, a.body, "/action/start", "")
 }
 
 // act rehearses a form, confirms that and waits for the end.
@@ -108,12 +110,15 @@ func TestReplayByFormsAlone(t *testing.T) {
 	v := h.acting(folder)
 	colleague := &visitor{t: t, server: v.server, client: newBrowser(t)}
 
-	a := v.get("/act?" + url.Values{"queue": {"orders"}, "error": {hostile}}.Encode())
+	a := v.post("/dead/look?"+url.Values{"queue": {"orders"}, "error": {hostile}}.Encode(),
+		url.Values{})
 	require.NotContains(t, a.body, "<script>alert")
-	form := formIn(t, a.body, "/action/rehearse")
+	require.Contains(t, a.text(), "Replay 20 letters")
+	form := formIn(t, a.body, "/action/rehearse", "")
 	require.Equal(t, hostile, form.Get("error"))
 	for name, value := range map[string]string{
-		"canary": "2", "settle": "300ms", "stop-at": "50%", "rate": "20",
+		"kind": "replay", "queue": "orders", "canary": "2", "settle": "300ms", "stop-at": "50%",
+		"rate": "20",
 	} {
 		form.Set(name, value)
 	}
@@ -149,15 +154,15 @@ func TestReplayByFormsAlone(t *testing.T) {
 	v.post("/action/stop", url.Values{"id": {confirm.Get("id")}})
 	require.Contains(t, v.ends("/action?id="+confirm.Get("id")), "Stopped by local")
 	a = v.post("/action/resume", url.Values{"id": {confirm.Get("id")}})
-	a = v.post("/action/start", formIn(t, a.body, "/action/start"))
+	a = v.post("/action/start", formIn(t, a.body, "/action/start", ""))
 	require.Equal(t, http.StatusOK, a.StatusCode, a.body)
 	require.NoError(t, v.close())
 	require.Contains(t, h.acting(folder).get("/").body, "Interrupted: Replay")
 }
 
 // A cause was named by its hash, and the way back from a rehearsal lost the typed values. Given a
-// group of letters, then Act and Confirm say their error, and the form is as it was left, until the
-// action begins.
+// group of letters, then the chip and the confirmation say their error, the options are as they
+// were left, and the letters are counted again with them.
 func TestWayBackFromARehearsal(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
@@ -169,33 +174,34 @@ func TestWayBackFromARehearsal(t *testing.T) {
 		c.AuditFile = file
 	})
 	dead := v.post("/dead/look?queue=orders", url.Values{})
+	require.NotContains(t, dead.body, `value="discard"`, "without a folder nothing is discarded")
 	group := regexp.MustCompile(`group=(\w+)`).FindStringSubmatch(dead.body)[1]
-	act := "/act?group=" + group + "&queue=orders"
-	a := v.get(act)
-	require.Contains(t, a.text(), `Chosen: messages cause=&#34;no customer #&#34;.`)
-	form := formIn(t, a.body, "/action/rehearse")
+	a := v.get("/dead?group=" + group + "&queue=orders")
+	require.Contains(t, a.text(), "cause no customer # ×")
+	form := formIn(t, a.body, "/action/rehearse", "")
 	require.Equal(t, group, form.Get("group"))
-	form.Set("canary", "1")
-	form.Set("stop-at", "5")
-	form.Set("settle", "soon")
+	a = v.post("/action/rehearse?kind=replay&queue=orders", form)
+	first := a.Request.URL.RequestURI()
+	require.Contains(t, a.text(), `cause=&#34;no customer #&#34;; the first 3 are watched`)
+	require.Contains(t, a.text(), "Replay of 2 letters of orders")
+	require.NotContains(t, a.body, group)
+	form = formIn(t, a.body, "/action/rehearse", "")
+	for name, value := range map[string]string{"canary": "1", "stop-at": "5", "settle": "soon"} {
+		form.Set(name, value)
+	}
 	require.Equal(t, http.StatusBadRequest, v.post("/action/rehearse", form).StatusCode)
-	require.Contains(t, v.get(act).body, `name="settle" value="soon"`)
+	require.Contains(t, v.get(first).body, `name="settle" value="soon"`)
 	form.Set("settle", "300ms")
 	a, confirm := v.rehearse(form)
 	require.Contains(t, a.text(), `cause=&#34;no customer #&#34;; the first 1 are watched`)
-	require.NotContains(t, a.body, group)
-	for _, kept := range []string{`name="canary" value="1"`, `name="settle" value="300ms"`} {
-		require.Contains(t, v.get(act).body, kept)
-		require.NotContains(t, v.get("/act?queue=orders").body, kept, "another page")
-	}
+	require.Contains(t, a.body, `name="settle" value="300ms"`)
 	v.post("/action/start", confirm)
 	end := v.ends(a.Request.URL.RequestURI())
-	require.NotContains(t, v.get(act).body, "300ms", "the action has begun")
 
 	// It has stopped, because the first letter is dead again.
 	_, path, _ := strings.Cut(end, `action="/dead/look?`)
 	path, _, _ = strings.Cut(path, `"`)
-	a = v.post("/dead/look?"+unescaped(path), url.Values{})
+	a = v.post("/dead/look?"+html.UnescapeString(path), url.Values{})
 	require.Contains(t, a.text(), "1 cause of 1 letter")
 	require.Contains(t, a.text(), "failed again after replay")
 	entries, err := auditlog.Read(file)
@@ -209,12 +215,22 @@ func TestEditByForms(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
 	h.dies("o-", "refused", 3)
-	v := h.acting("")
+	large := bytes.Repeat([]byte("<script>\x1b\xff"), 100_000) // the page keeps its beginning
+	h.Post("orders.dlq", shop.Letter("orders", "large", "refused", time.Now(), large, nil))
+	rig.AwaitDepth(t, h.URL, "orders.dlq", 4)
+	folder := t.TempDir()
+	v := h.acting(folder)
+	file := v.post("/letter/download?dead=orders.dlq&id=large&position=4", url.Values{})
+	require.Equal(t, string(large), file.body)
+	require.Equal(t, "application/octet-stream", file.Header.Get("Content-Type"))
+	shown := v.post("/letter/look?dead=orders.dlq&id=large&position=4", url.Values{})
+	require.Contains(t, shown.text(), "more bytes not shown")
+	require.Less(t, len(shown.body), 300<<10)
 	a := v.post("/edit?dead=orders.dlq&id=o-1&position=2", url.Values{})
 	require.Equal(t, http.StatusOK, a.StatusCode, a.body)
 	require.Equal(t, "tenant string \"a\"\n\npayload as text:\no-1\n",
-		unescaped(texts.FindStringSubmatch(a.body)[1]))
-	form := formIn(t, a.body, "/action/rehearse")
+		html.UnescapeString(texts.FindStringSubmatch(a.body)[1]))
+	form := formIn(t, a.body, "/action/rehearse", "")
 	form.Set("text", "no payload")
 	require.Equal(t, http.StatusBadRequest, v.post("/action/rehearse", form).StatusCode)
 	require.Contains(t, v.get(a.Request.URL.RequestURI()).body, "no payload", "it is not lost")
@@ -227,10 +243,13 @@ func TestEditByForms(t *testing.T) {
 		require.Contains(t, a.body, want)
 	}
 	require.Contains(t, end, "done: 1 of 1")
-	rig.AwaitDepth(t, h.URL, "orders.dlq", 2)
+	rig.AwaitDepth(t, h.URL, "orders.dlq", 3)
 	rig.AwaitDepth(t, h.URL, "orders.dlq.originals", 1)
-	require.NotContains(t, v.get("/act?queue=orders").body, `value="discard"`,
-		"without a folder nothing is discarded")
+	require.Equal(t, http.StatusConflict, v.post("/action/rehearse", form).StatusCode, "it has gone")
+	noted, err := os.ReadFile(
+		filepath.Join(folder, "actions", a.Request.URL.Query().Get("id")+".json"))
+	require.NoError(t, err)
+	require.NotContains(t, string(noted), "repaired")
 }
 
 // A form that changes a queue needs the flag, the role and the token of the page.
@@ -241,7 +260,6 @@ func TestActionsNeedTheFlagTheRoleAndTheToken(t *testing.T) {
 	form := url.Values{"kind": {"replay"}, "queue": {"orders"}, "all": {"1"}}
 	locked := h.open(nil)
 	require.Equal(t, http.StatusNotFound, locked.post("/action/rehearse", form).StatusCode)
-	require.Equal(t, http.StatusNotFound, locked.get("/act?queue=orders").StatusCode)
 
 	v := h.acting(t.TempDir())
 	for name, c := range map[string]struct {
@@ -251,6 +269,8 @@ func TestActionsNeedTheFlagTheRoleAndTheToken(t *testing.T) {
 		"another token": {func(f url.Values) { f.Set("form", "x") }, http.StatusForbidden},
 		"no choice":     {func(f url.Values) { f.Del("all") }, http.StatusBadRequest},
 		"two choices":   {func(f url.Values) { f.Set("error", "x") }, http.StatusBadRequest},
+		"no ticked row": {func(f url.Values) { f.Set("picked", "id") }, http.StatusBadRequest},
+		"no queue":      {func(f url.Values) { f.Del("queue") }, http.StatusBadRequest},
 		"no such queue": {func(f url.Values) { f.Set("queue", "nowhere") }, http.StatusNotFound},
 		"another kind":  {func(f url.Values) { f.Set("kind", "undo") }, http.StatusBadRequest},
 		"no number":     {func(f url.Values) { f.Set("rate", "quick") }, http.StatusBadRequest},
@@ -268,14 +288,20 @@ func TestActionsNeedTheFlagTheRoleAndTheToken(t *testing.T) {
 		a := v.post("/action/rehearse", values)
 		require.Equal(t, c.want, a.StatusCode, "%s: %s", name, a.body)
 	}
-	reader := h.open(func(c *page.Config) {
-		c.AllowActions = true
-		c.Accounts = []page.Account{{Name: "eve", Secret: "only may read", Role: page.RoleRead}}
+	h.Post("orders.dlq", shop.Letter("orders", "p", "no stock", time.Now(), []byte("p"), nil))
+	rig.AwaitDepth(t, h.URL, "orders.dlq", 2)
+	groups := regexp.MustCompile(`name="group" value="(\w+)"`).FindAllStringSubmatch(
+		v.post("/dead/look?queue=orders", url.Values{}).body, -1)
+	both, _ := v.rehearse(url.Values{
+		"kind": {"replay"}, "queue": {"orders"}, "picked": {"group"},
+		"group": {groups[0][1], groups[1][1]},
 	})
-	reader.client.Transport = withAuth{reader.client.Transport, "eve", "only may read"}
-	const link = "Act on these messages"
-	require.NotContains(t, reader.post("/dead/look?queue=orders", url.Values{}).body, link)
-	require.Contains(t, v.post("/dead/look?queue=orders", url.Values{}).body, link)
+	require.Contains(t, both.text(), `cause=&#34;refused or no stock&#34;`)
+	require.Contains(t, both.text(), "2 of 2")
+	reader := h.reading()
+	const button = `action="/action/rehearse"`
+	require.NotContains(t, reader.post("/dead/look?queue=orders", url.Values{}).body, button)
+	require.Contains(t, v.post("/dead/look?queue=orders", url.Values{}).body, button)
 	// The doctor declares queues.
 	require.NotContains(t, reader.get("/doctor").body, "/doctor/look")
 	require.Contains(t, v.get("/doctor").body, "/doctor/look")
@@ -286,19 +312,18 @@ func TestActionsNeedTheFlagTheRoleAndTheToken(t *testing.T) {
 		require.Contains(t, a.body, "may only read")
 	}
 	require.Equal(t, http.StatusForbidden, locked.post("/doctor/look", url.Values{}).StatusCode)
-	rig.AwaitDepth(t, h.URL, "orders.dlq", 1)
+	rig.AwaitDepth(t, h.URL, "orders.dlq", 2)
 }
 
-// withAuth sends a name and a password with each request.
-type withAuth struct {
-	http.RoundTripper
-	name, secret string
-}
-
-func (a withAuth) RoundTrip(r *http.Request) (*http.Response, error) {
-	r = r.Clone(r.Context())
-	r.SetBasicAuth(a.name, a.secret)
-	return a.RoundTripper.RoundTrip(r)
+// reading opens a page on which this person may only read, and others may act.
+func (h *house) reading() *visitor {
+	h.T.Helper()
+	v := h.open(func(c *page.Config) {
+		c.AllowActions = true
+		c.Accounts = []page.Account{{Name: "eve", Secret: readToken, Token: true, Role: page.RoleRead}}
+	})
+	require.Equal(h.T, http.StatusOK, v.login(readToken))
+	return v
 }
 
 // close ends the server's page, as its process does.

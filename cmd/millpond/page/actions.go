@@ -12,7 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
 	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/topology"
@@ -31,7 +30,6 @@ func (h *Handler) actionRoutes() []route {
 	return []route{
 		{pattern: "GET /actions", role: RoleRead, serve: h.actionsPage},
 		{pattern: "GET /action", role: RoleRead, serve: h.actionPage},
-		{pattern: "GET /act", role: RoleRead, serve: h.actPage},
 		{pattern: "POST /edit", role: RoleAct, serve: h.beginEdit},
 		{pattern: "GET /edit", role: RoleAct, serve: h.editPage},
 		{pattern: "GET /rehearsal", role: RoleRead, serve: h.rehearsalPage},
@@ -39,6 +37,8 @@ func (h *Handler) actionRoutes() []route {
 		{pattern: "POST /action/start", role: RoleAct, serve: h.start},
 		{pattern: "POST /action/stop", role: RoleAct, serve: h.stop},
 		{pattern: "POST /action/resume", role: RoleAct, serve: h.resume},
+		{pattern: "POST /brakes/stop", role: RoleAct, serve: h.stopBrake},
+		{pattern: "POST /brakes/start", role: RoleAct, serve: h.startBrake},
 	}
 }
 
@@ -174,9 +174,13 @@ func actFailure(err error) error {
 func (h *Handler) rehearse(w http.ResponseWriter, r *http.Request) error {
 	who := visitOf(r).who.name
 	h.forms.keep(who, r.PostForm.Get("page"), r.PostForm)
-	request, err := h.requestOf(r.PostForm)
+	values, err := chosenRows(r)
 	if err != nil {
 		return err
+	}
+	request, err := h.requestOf(values)
+	if err != nil {
+		return actFailure(err)
 	}
 	if request.Kind == job.Return && !h.watcher.sight(r.Context()).keeps(request.Queue) {
 		return noStranded(request.Queue)
@@ -261,7 +265,7 @@ func (h *Handler) resume(w http.ResponseWriter, r *http.Request) error {
 
 func (h *Handler) actionsPage(w http.ResponseWriter, r *http.Request) error {
 	return h.show(w, r, "actions", view{
-		Title: "Actions", Nav: "actions", Data: h.jobs.Actions(),
+		Title: "Actions", Nav: "actions", Data: h.jobs.Actions(), Count: len(h.running()),
 	})
 }
 
@@ -272,6 +276,23 @@ type actionView struct {
 	Until     time.Time      // of the rehearsal
 	Own       bool           // the person who looks has rehearsed it
 	Followed  []job.Action   // the actions that resume it
+	typed     url.Values     // into the form of options, before the last rehearsal
+}
+
+// Option is the text of an option: what the person typed last, or what was rehearsed.
+func (v actionView) Option(name string) string {
+	if v.typed.Has(name) {
+		return v.typed.Get(name)
+	}
+	r := v.Request
+	text := fmt.Sprint(map[string]any{
+		"canary": r.Canary, "ramp": strings.Trim(fmt.Sprint(r.Steps), "[]"), "stop-at": 100 * r.StopAt,
+		"rate": r.Rate, "settle": r.Settle, "watch": r.Watch, "max-replays": r.MaxReplays, "to": r.To,
+	}[name])
+	if text == "0" || text == "0s" {
+		return ""
+	}
+	return text
 }
 
 // DeadAgain is the query of the letters that a replay has moved and that are dead again; empty
@@ -291,74 +312,21 @@ func (h *Handler) actionPage(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return actFailure(err)
 	}
-	v := actionView{Action: a, Own: visitOf(r).who.name == a.Who}
-	title := "Action " + a.ID
+	v := actionView{Action: a, Own: visitOf(r).who.name == a.Who, typed: h.forms.of(r)}
 	if a.State == job.StateRehearsed {
 		found, err := h.jobs.Rehearsal(a.ID)
 		if err != nil {
 			return actFailure(err)
 		}
-		title, v.Rehearsal, v.Until = "Confirm", &found, a.Rehearsed.Add(15*time.Minute)
+		v.Rehearsal, v.Until = &found, a.Rehearsed.Add(15*time.Minute)
 	}
 	for _, b := range h.jobs.Actions() {
 		if b.Request.Of == a.ID && b.State != job.StateRehearsed {
 			v.Followed = append(v.Followed, b)
 		}
 	}
-	page := view{Title: title, Nav: "actions", Data: v, Follow: a.Active()}
+	page := view{Title: oneLine(200, a.Title()), Nav: "actions", Data: v, Follow: a.Active()}
 	return h.show(w, r, "action", page)
-}
-
-// actView is the page on which an action on a queue is prepared.
-type actView struct {
-	Filter          filter
-	Queue           string
-	Words           string // of the filter
-	Mains, Stranded []string
-	IsStranded      bool // Queue keeps stranded messages
-	CanDiscard      bool
-	typed           url.Values // before the last rehearsal
-}
-
-// Typed returns the text that the person typed last into a field of the form of a kind.
-func (v actView) Typed(kind, name, otherwise string) string {
-	if v.typed.Get("kind") != kind {
-		return otherwise
-	}
-	return v.typed.Get(name)
-}
-
-func (h *Handler) actPage(w http.ResponseWriter, r *http.Request) error {
-	f, err := filterOf(r.URL.Query())
-	if err != nil {
-		return err
-	}
-	s, err := h.seen(r.Context())
-	if err != nil {
-		return err
-	}
-	v := actView{Filter: f, CanDiscard: h.config.StateFolder != "", typed: h.forms.of(r)}
-	for _, q := range s.Vhost.Mains {
-		v.Mains = append(v.Mains, q.Name)
-	}
-	for _, q := range s.Vhost.Stranded {
-		v.Stranded = append(v.Stranded, q.Name)
-	}
-	title := "Act on a queue"
-	if len(f.Queues()) == 1 {
-		v.Queue = f.Queues()[0]
-		v.IsStranded = slices.Contains(v.Stranded, v.Queue)
-		if !v.IsStranded && !slices.Contains(v.Mains, v.Queue) {
-			return notFound("there is no queue %q with retries in this virtual host", v.Queue)
-		}
-		o, err := f.operate(time.Now())
-		if err != nil {
-			return err
-		}
-		v.Words = overview.Chosen(o, h.letters.cause(o.Group))
-		title = "Act on " + oneLine(100, v.Queue)
-	}
-	return h.show(w, r, "act", view{Title: title, Nav: "actions", Data: v})
 }
 
 // cause returns the error of a group of letters; empty if no look has seen one.
@@ -373,15 +341,4 @@ func (s *letterStore) cause(id string) string {
 		}
 	}
 	return ""
-}
-
-// ActHref is the page on which an action with the filter of this page is prepared.
-func (v view) ActHref() template.URL {
-	_, query, _ := strings.Cut(v.Address, "?")
-	values, err := url.ParseQuery(query)
-	if err != nil {
-		values = url.Values{}
-	}
-	values.Del("page")
-	return template.URL(v.Base + "/act?" + values.Encode())
 }

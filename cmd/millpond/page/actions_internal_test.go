@@ -18,7 +18,7 @@ import (
 func TestARehearsalShowsItsProgress(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		h, err := New(Config{URL: "amqp://u:p@localhost/"})
+		h, err := New(Config{URL: "amqp://u:p@127.0.0.1:1/", Management: "http://u:p@127.0.0.1:1"})
 		require.NoError(t, err)
 		defer func() { require.NoError(t, h.Close()) }()
 		counted := make(chan struct{})

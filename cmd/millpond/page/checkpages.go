@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
-	"time"
 
 	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/topology/operate"
@@ -18,7 +17,6 @@ import (
 // verifyView is the page of the findings of Verify.
 type verifyView struct {
 	looked
-	Now     time.Time
 	Queues  []queueChoice
 	Checked int
 	// Critical and Warnings are the findings, Unchecked the things that could not be looked at.
@@ -62,7 +60,7 @@ func (h *Handler) verify(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	v := &verifyView{Now: time.Now()}
+	v := new(verifyView)
 	queue := r.URL.Query().Get("queue")
 	for _, main := range s.Vhost.Mains {
 		v.Queues = append(v.Queues, queueChoice{Name: main.Name, Chosen: main.Name == queue})
@@ -77,6 +75,7 @@ func (h *Handler) verify(w http.ResponseWriter, r *http.Request) error {
 	v.sort(found)
 	return h.show(w, r, "verify", view{
 		Title: "Verify", Nav: "verify", Data: v, Running: v.Running,
+		Count: len(v.Critical) + len(v.Warnings),
 	})
 }
 
@@ -134,7 +133,6 @@ func (h *Handler) lookVerify(w http.ResponseWriter, r *http.Request) error {
 // doctorView is the page of the doctor.
 type doctorView struct {
 	looked
-	Now    time.Time
 	Report *doctor.Report
 	Count  map[string]int // of checks, by status
 }
@@ -142,7 +140,7 @@ type doctorView struct {
 const doctorKey = "doctor"
 
 func (h *Handler) doctor(w http.ResponseWriter, r *http.Request) error {
-	v := &doctorView{Now: time.Now(), Count: map[string]int{}}
+	v := &doctorView{Count: map[string]int{}}
 	if v.looked, v.Report = lastLook[*doctor.Report](h, doctorKey); v.Report != nil {
 		for _, c := range v.Report.Checks {
 			v.Count[string(c.Status)]++

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"html/template"
-	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -27,34 +26,39 @@ const (
 
 // deadView is the page of dead letters.
 type deadView struct {
-	Now    time.Time
-	Filter filter
-	// Queues are the queues to choose from.
-	Queues []queueChoice
+	search
+	Now time.Time
 	// Sources are the dead-letter queues of the chosen queues, with the looks at them.
 	Sources []source
-	// Looked says that at least one has been looked at, Running that a look is under way.
+	// Looked says that at least one has been looked at, Oldest when the first was, Running that a look
+	// is under way.
 	Looked  bool
+	Oldest  time.Time
 	Running []*task
 	// Total counts the letters that the looks have seen, Chosen the letters that meet the filter, Left
 	// the letters that may meet it and are not in the list.
 	Total, Chosen, Left int
 	// Kept counts the letters whose payloads are kept, Unseen the sources that were not looked at.
-	Kept, Unseen      int
-	Groups            []group
-	MoreGroups        int
-	Range             string // of the sparklines
-	Letters           []letterRow
-	Page, Pages       int
-	Reasons, Handlers []string // that were seen
-	ExistsOnBroker    operate.Count
+	Kept, Unseen   int
+	Groups         []group
+	MoreGroups     int
+	Range          string // of the sparklines
+	Letters        []letterRow
+	Page, Pages    int
+	ByQueue        map[string]int // letters that were chosen
+	ExistsOnBroker operate.Count
 }
 
 type queueChoice struct {
-	Name   string
-	Dead   operate.Count
-	Chosen bool
-	Shared bool // Dead counts messages of other queues, too
+	Name           string
+	Count          operate.Count
+	Shared, Chosen bool // Shared: Count counts messages of other queues, too
+}
+
+// share is the part of letters that a queue has.
+type share struct {
+	Queue string
+	Count int
 }
 
 // source is a dead-letter queue.
@@ -66,7 +70,6 @@ type source struct {
 	plan  topology.Plan
 	pile  *pile
 	At    time.Time
-	Took  time.Duration
 	Err   string
 }
 
@@ -83,7 +86,6 @@ type letterRow struct {
 	ID, Error                   string
 	Queue, Handler, Reason      string
 	Position, Attempts, Replays int
-	Size                        int
 	At                          time.Time
 }
 
@@ -118,7 +120,7 @@ func lookKey(queue, filter string) string { return "dead\x00" + queue + "\x00" +
 
 // dead shows groups and letters.
 func (h *Handler) dead(w http.ResponseWriter, r *http.Request) error {
-	f, err := filterOf(r.URL.Query())
+	f, err := filterOf(r.URL.Query(), conditions)
 	if err != nil {
 		return err
 	}
@@ -130,7 +132,7 @@ func (h *Handler) dead(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	return h.show(w, r, "dead", view{
-		Title: "Dead letters", Nav: "dead", Data: v, Running: v.Running,
+		Title: "Dead letters", Nav: "dead", Data: v, Running: v.Running, Count: v.Chosen,
 	})
 }
 
@@ -140,16 +142,17 @@ func (h *Handler) deadView(ctx context.Context, f filter) (*deadView, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := &deadView{Now: time.Now(), Filter: f}
+	v := &deadView{Now: time.Now(), search: h.searchOf("/dead", f,
+		"words of the error, queue:orders, since:2h, header:tenant=7")}
 	var unknown []string
 	if v.Sources, unknown = sourcesOf(s.Vhost, f); len(unknown) > 0 {
 		return nil, notFound("there is no queue %s with retries in this virtual host",
 			quoted(unknown))
 	}
 	for _, main := range s.Vhost.Mains {
-		v.Queues = append(v.Queues, queueChoice{
-			Name: main.Name, Dead: main.DeadLetters, Chosen: slices.Contains(f.Queues(), main.Name),
-		})
+		if main.DeadLetters.N > 0 {
+			v.offer(queueName, main.Name)
+		}
 	}
 	v.ExistsOnBroker = operate.Count{Source: operate.SourceManagement}
 	for i := range v.Sources {
@@ -161,7 +164,10 @@ func (h *Handler) deadView(ctx context.Context, f filter) (*deadView, error) {
 			v.Running, src.Err = append(v.Running, l.Running...), cmp.Or(l.Err, src.Err)
 		}
 		if src.pile = h.letters.find(src.Queue, keys...); src.pile != nil {
-			src.At, src.Took, v.Looked = src.pile.at, src.pile.took, true
+			src.At, v.Looked = src.pile.at, true
+			if v.Oldest.IsZero() || src.At.Before(v.Oldest) {
+				v.Oldest = src.At
+			}
 		} else {
 			v.Unseen++
 		}
@@ -183,7 +189,7 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 	if err != nil {
 		return err
 	}
-	reasons, handlers := map[string]bool{}, map[string]bool{}
+	v.ByQueue = map[string]int{}
 	first, last := int64(0), int64(0)
 	for i := range v.Sources {
 		src := &v.Sources[i]
@@ -193,10 +199,12 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 		v.Total += len(src.pile.stubs)
 		v.Kept += len(src.pile.contents)
 		for _, o := range src.pile.origins.values {
-			reasons[o.reason], handlers[o.handler] = true, true
+			v.offer("reason", o.reason)
+			v.offer("handler", o.handler)
 		}
 		left, err := src.pile.chosen(chosen, func(s *stub, _ *detail) {
 			v.Chosen++
+			v.ByQueue[src.pile.origins.values[s.from].queue]++
 			if s.dead != 0 {
 				if first == 0 || s.dead < first {
 					first = s.dead
@@ -208,7 +216,6 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 			return err
 		}
 	}
-	v.Reasons, v.Handlers = namesIn(reasons), namesIn(handlers)
 	groups := map[string]*group{}
 	listed := 0
 	for i := range v.Sources {
@@ -260,24 +267,27 @@ func sparkline(counts []int, label string) template.HTML {
 	const step, height = 4, 24
 	most := slices.Max(counts)
 	var svg strings.Builder
-	fmt.Fprintf(&svg, `<svg class="spark" viewBox="0 0 %d %d" role="img" aria-label="%s">`,
-		step*bins, height, template.HTMLEscapeString(label))
+	fmt.Fprintf(&svg, `<svg class="spark" viewBox="0 0 %d %d" role="img" aria-label="%s"><path d="`,
+		step*len(counts), height, template.HTMLEscapeString(label))
 	for i, n := range counts {
 		if n > 0 {
-			tall := max(n*height/most, 2)
-			fmt.Fprintf(&svg, `<rect x="%d" y="%d" width="%d" height="%d"/>`,
-				i*step, height-tall, step-1, tall)
+			fmt.Fprintf(&svg, "M%d %dv%dh%dV%dz", i*step, height, -max(n*height/most, 2), step-1, height)
 		}
 	}
-	return template.HTML(svg.String() + "</svg>")
+	return template.HTML(svg.String() + `"/></svg>`)
 }
 
-// namesIn returns names to choose from, without names that look like others.
-func namesIn(set map[string]bool) []string {
-	maps.DeleteFunc(set, func(name string, _ bool) bool { return name != visible(name, false) })
-	delete(set, "")
-	names := slices.Sorted(maps.Keys(set))
-	return names[:min(len(names), maxGroups)]
+// Mains are the queues on which an action can work, with their parts of the counts.
+func (v *deadView) Mains(counts map[string]int) (list []share) {
+	for _, src := range v.Sources {
+		for _, main := range src.Mains {
+			s := share{main, counts[main]}
+			if s.Count > 0 && !slices.Contains(list, s) {
+				list = append(list, s)
+			}
+		}
+	}
+	return list
 }
 
 func (g *group) add(dead int64, from *origin, first, last int64) {
@@ -320,7 +330,7 @@ func letterRowOf(src *source, s *stub, d *detail) letterRow {
 	row := letterRow{
 		Dead: src.Queue, ID: d.id, Error: d.err, Queue: from.queue, Handler: from.handler,
 		Reason: from.reason, Position: int(s.position), Attempts: int(d.attempts),
-		Replays: int(d.replays), Size: int(d.size),
+		Replays: int(d.replays),
 	}
 	if s.dead != 0 {
 		row.At = time.UnixMilli(s.dead)
@@ -333,7 +343,7 @@ func (l letterRow) Address() template.URL { return letterAt(l.Dead, l.ID, l.Posi
 
 // lookDead looks at the dead-letter queues of a form's filter.
 func (h *Handler) lookDead(w http.ResponseWriter, r *http.Request) error {
-	f, err := filterOf(r.Form)
+	f, err := filterOf(r.Form, conditions)
 	if err != nil {
 		return err
 	}
@@ -393,7 +403,6 @@ func (h *Handler) lookAt(
 		if err != nil {
 			return nil, err
 		}
-		began := time.Now()
 		p, room := h.letters.begin(src.Queue, key)
 		for l, err := range operator.Dead(ctx, src.plan, chosen, 0) {
 			if err != nil {
@@ -403,7 +412,7 @@ func (h *Handler) lookAt(
 				note(counted(len(p.stubs), "letter"))
 			}
 		}
-		p.at, p.took = time.Now(), time.Since(began)
+		p.at = time.Now()
 		h.letters.end(p)
 		return nil, nil //nolint:nilnil // the store has the letters
 	}

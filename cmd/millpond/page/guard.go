@@ -268,11 +268,7 @@ func (g *guard) byForm() bool {
 	return slices.ContainsFunc(g.accounts, func(a Account) bool { return a.Token })
 }
 
-func randomText() string {
-	random := make([]byte, 32)
-	_, _ = rand.Read(random) // never fails
-	return base64.RawURLEncoding.EncodeToString(random)
-}
+func randomText() string { return rand.Text() + rand.Text() }
 
 // cookieName has the port, because browsers send a cookie to every port of a host.
 func cookieName(r *http.Request) string {

@@ -38,24 +38,6 @@ func TestAPauseEndsWithItsRequest(t *testing.T) {
 	})
 }
 
-// One person must not act in the name of another.
-func TestAccountsOfTwoPersonsDiffer(t *testing.T) {
-	t.Parallel()
-	for want, second := range map[string]Account{
-		`"anna" and "bert" have the same secret`: {
-			Name: "bert", Secret: "a long secret", Role: RoleRead,
-		},
-		`two accounts have the name "anna"`: {
-			Name: "anna", Secret: "another secret", Role: RoleRead,
-		},
-	} {
-		_, err := newGuard(Config{Accounts: []Account{
-			{Name: "anna", Secret: "a long secret", Role: RoleAct}, second,
-		}})
-		require.ErrorContains(t, err, want)
-	}
-}
-
 // Given a person whose browser sends name and password in a header, then a guess of that header
 // finds no session, neither in a header nor in a cookie, and so waits for the pause.
 func TestNoGuessFindsASession(t *testing.T) {

@@ -36,21 +36,6 @@ func nowhere(t *testing.T, change func(*page.Config)) *visitor {
 	return visit(t, config)
 }
 
-// with sends a request that change has changed.
-func (v *visitor) with(method, path, body string, change func(*http.Request)) answer {
-	v.t.Helper()
-	req, err := http.NewRequestWithContext(v.t.Context(), method, v.server.URL+path,
-		strings.NewReader(body))
-	require.NoError(v.t, err)
-	if method == http.MethodPost {
-		req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-	}
-	if change != nil {
-		change(req)
-	}
-	return v.do(req)
-}
-
 // header returns a change that sets headers, in pairs; Host is a header here.
 func headers(pairs ...string) func(*http.Request) {
 	return func(r *http.Request) {
@@ -130,13 +115,14 @@ func tokens(c *page.Config) {
 	}
 }
 
+func basic(user, password string) string {
+	return "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+password))
+}
+
 // Given accounts, then nothing but the form of the login is shown without one.
 func TestNothingIsShownWithoutAnAccount(t *testing.T) {
 	t.Parallel()
 	v := nowhere(t, tokens)
-	basic := func(user, password string) string {
-		return "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+password))
-	}
 	for _, path := range []string{"/", "/dead", "/letter", "/events", "/doctor", "/verify", "/no"} {
 		for _, authorization := range []string{
 			"", "Bearer wrong-token-of-the-house", "Bearer " + actToken[1:], "Bearer", basic("token", "x"),
@@ -175,9 +161,7 @@ func TestAnswersBeforeALoginNameNothing(t *testing.T) {
 		require.NoError(t, os.Mkdir(journal, 0o700))
 		require.NoError(t, os.WriteFile(filepath.Join(journal, "a1.json"), []byte(action), 0o600))
 	})
-	login := []string{
-		"Authorization", "Basic " + base64.StdEncoding.EncodeToString([]byte("ada:password of ada")),
-	}
+	login := []string{"Authorization", basic("ada", "password of ada")}
 	for _, c := range []struct {
 		want         int
 		method, path string
@@ -375,13 +359,22 @@ func TestNoSecretIsShown(t *testing.T) {
 	_, err = page.New(page.Config{
 		URL:        "amqp://user:secret-of-the-broker@127.0.0.1:1/%zz",
 		Management: "ftp://u:secret-of-the-api@h",
-		Accounts:   []page.Account{{Name: "a", Secret: "secret", Role: "boss"}}, Masks: []string{"x"},
+		Accounts: []page.Account{
+			{Name: "a", Secret: "secret", Role: "boss"},
+			{Name: "anna", Secret: "a long secret", Role: page.RoleAct},
+			{Name: "bert", Secret: "a long secret", Role: page.RoleRead}, // could act as anna
+			{Name: "anna", Secret: "another secret", Role: page.RoleRead},
+		},
+		Masks:    []string{"x"},
 		BasePath: "ops", Hosts: []string{"https://a"},
 		Authorize: func(*http.Request) (string, page.Role) { return "", "" },
 	})
 	require.Error(t, err)
 	require.NotContains(t, err.Error(), "secret-of")
-	for _, text := range []string{"URL", "account", "mask", "BasePath", "host", "Authorize"} {
+	for _, text := range []string{
+		"URL", "account", "mask", "BasePath", "host", "Authorize",
+		`"anna" and "bert" have the same secret`, `two accounts have the name "anna"`,
+	} {
 		require.Contains(t, err.Error(), text)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/history"
 	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
 	"github.com/millpond-go/millpond/internal/management"
 	"github.com/millpond-go/millpond/topology/operate"
@@ -58,6 +59,9 @@ type Config struct {
 	// Masks are JSON paths, such as $.card.number or $..email. The values there are never shown.
 	// Payloads that are no JSON are then not shown at all. Default: payloads are shown.
 	Masks []string
+	// Prometheus is the URL of a Prometheus server, which charts of more than the last hour ask.
+	// Default: charts have the last hour, as the page has seen it.
+	Prometheus string
 	// Interval between looks at the management API while a page is open. Default: 5 s.
 	Interval time.Duration
 }
@@ -74,6 +78,8 @@ type Handler struct {
 	pages    *template.Template
 	hub      *hub
 	watcher  *watcher
+	history  history.History
+	past     *history.Prometheus // nil without Config.Prometheus
 	letters  *letterStore
 	tasks    *tasks
 	forms    keptForms
@@ -100,7 +106,7 @@ const (
 	maxStreams  = 128
 )
 
-// New makes a page. It connects to nothing yet: a broker that is down is shown as such. The error
+// New makes a page. It waits for no connection: a broker that is down is shown as such. The error
 // names every problem, and quotes no password.
 func New(config Config) (*Handler, error) {
 	h := &Handler{
@@ -118,6 +124,10 @@ func New(config Config) (*Handler, error) {
 	var err error
 	h.guard, err = newGuard(config)
 	problems = append(problems, err)
+	if config.Prometheus != "" {
+		h.past, err = history.NewPrometheus(config.Prometheus)
+		problems = append(problems, err)
+	}
 	if config.Interval == 0 {
 		h.config.Interval = 5 * time.Second
 	}
@@ -128,13 +138,15 @@ func New(config Config) (*Handler, error) {
 		return nil, fmt.Errorf("page: %w", err)
 	}
 	h.ctx, h.end = context.WithCancel(context.Background())
-	h.pages = parsePages(h.base)
+	h.pages = template.Must(
+		template.New("").Funcs(functions(h.base)).ParseFS(templates, "templates/*.html"))
 	h.watcher = newWatcher(h.ctx, h.config.Interval, h.look, h.showNow)
 	h.mux = h.routes()
 	if err := h.openJobs(); err != nil {
 		h.end()
 		return nil, fmt.Errorf("page: %w", err)
 	}
+	h.watcher.under.Go(h.watcher.sample)
 	return h, nil
 }
 
@@ -189,14 +201,24 @@ const (
 	askKeys = 15 * time.Second
 )
 
-// look asks the management API, and the brakes.
-func (h *Handler) look(ctx context.Context) (*sight, error) {
+// look asks the management API, and the brakes. While no page is open it is quiet, and looks at no
+// message.
+func (h *Handler) look(ctx context.Context, quiet bool) (*sight, error) {
+	view, err := h.lookAround(ctx, quiet)
+	if err != nil {
+		return nil, err
+	}
+	return &sight{Vhost: view, Incidents: h.history.Look(time.Now(), view, h.shownKey)}, nil
+}
+
+func (h *Handler) lookAround(ctx context.Context, quiet bool) (operate.View, error) {
 	operator, refused := h.connected(ctx)
 	last := h.watcher.lastSight().Vhost
 	if refused == nil {
-		options := operate.ViewOptions{Brakes: true, Last: &last, KeyText: h.shownKey}
+		options := operate.ViewOptions{Brakes: true, Last: &last}
 		begun := time.Now()
-		if old := begun.Sub(last.Looked) > lookBehind; old || begun.After(h.nextKeys) {
+		old := begun.Sub(last.Looked) > lookBehind
+		if !quiet && (old || begun.After(h.nextKeys)) {
 			select {
 			case h.tasks.one <- struct{}{}:
 				h.behind.Lock()
@@ -210,7 +232,7 @@ func (h *Handler) look(ctx context.Context) (*sight, error) {
 		if options.Keys {
 			h.nextKeys = time.Now().Add(min(max(askKeys, 20*time.Since(begun)), lookBehind))
 		}
-		return &sight{Vhost: view}, err
+		return view, err
 	}
 	view, err := operate.ManagementView(ctx, h.config.URL, h.options()...)
 	view.Gone, view.Looked = last.Gone, last.Looked
@@ -218,7 +240,7 @@ func (h *Handler) look(ctx context.Context) (*sight, error) {
 		text := fmt.Sprintf("stopped brakes could not be read: %v", refused)
 		view.Unclear = append(view.Unclear, operate.Unclear{Text: text})
 	}
-	return &sight{Vhost: view}, err
+	return view, err
 }
 
 // options are those of each connection to the broker.

@@ -19,7 +19,6 @@ import (
 // letterView is the page of one letter.
 type letterView struct {
 	looked
-	Now time.Time
 	// Dead, ID and Position name the letter.
 	Dead, ID string
 	Position int
@@ -60,7 +59,7 @@ func letterKey(dead, id string, position int) string {
 // letterOf reads which letter an address or a form names.
 func (h *Handler) letterOf(ctx context.Context, values url.Values) (*letterView, *source, error) {
 	v := &letterView{
-		Now: time.Now(), Dead: values.Get("dead"), ID: values.Get("id"), Hex: values.Get("as") == "hex",
+		Dead: values.Get("dead"), ID: values.Get("id"), Hex: values.Get("as") == "hex",
 		Masks: len(h.masks) > 0,
 	}
 	var err error

@@ -1,7 +1,11 @@
 package page
 
 import (
+	"html/template"
 	"net/http"
+	"net/url"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/millpond-go/millpond/topology/operate"
@@ -9,85 +13,141 @@ import (
 
 // now is the first page.
 func (h *Handler) now(w http.ResponseWriter, r *http.Request) error {
-	s := h.watcher.sight(r.Context())
-	return h.show(w, r, "now", view{Title: "Now", Nav: "now", Data: h.overview(s)})
+	data := h.overview(h.watcher.sight(r.Context()), r.URL.Query().Get("q"))
+	data.MayAct = h.mayAct(visitOf(r).who)
+	return h.show(w, r, "now", view{
+		Title: "Now", Nav: "now", Data: data, Count: len(data.Incidents),
+	})
 }
 
-// showNow sends the part of the page that changes to all open pages.
-func (h *Handler) showNow(s *sight) { h.sendPart("now", "now-part", h.overview(s)) }
+// showNow sends the parts of the page that change to all open pages.
+func (h *Handler) showNow(s *sight) {
+	data := h.overview(s, "")
+	h.sendPart("now", "now-part", data)
+	h.sendPart("queues", "queues-part", data)
+	if data.MayAct = h.config.AllowActions; data.MayAct {
+		h.sendPart("now-act", "now-part", data)
+	}
+}
 
 // nowView is a sight as the first page shows it.
 type nowView struct {
 	*sight
-	Now                   time.Time
-	Rows                  []operate.Main
-	Trouble               int // rows in trouble
-	Waiting, Dead         operate.Count
-	Lost                  []lost
-	UnclearMore, LostMore int
-	LostEmpty             int // wait queues that lead to no queue and are empty
-	LostUnknown           int // queues whose messages would be lost, and whose count is not known
-	Unclear               []operate.Unclear
+	Now time.Time
+	// MayAct decides about buttons. A part of the page is the same for all who may act.
+	MayAct bool
+	// List are the first incidents, and More the others.
+	List []incident
+	More int
+	// Rows are the first of the Matching queues, whose names have Query in them.
+	Query       string
+	Rows        []queueRow
+	Matching    int
+	Unclear     []operate.Unclear
+	UnclearMore int
 }
 
-// lost are messages without a queue to return to.
-type lost struct {
-	Queue    string
-	Stranded bool // in a queue that keeps them; otherwise a wait queue leads nowhere
-	Why      string
-	Count    operate.Count
+// incident is an incident with the ways to more.
+type incident struct {
+	operate.Incident
+	way
+	Word  string
+	Query url.Values
 }
 
-// maxUnclear bounds lists of the page.
-const maxUnclear = 20
+// Address adds the query to a path.
+func (i incident) Address(path string) template.URL {
+	if len(i.Query) > 0 {
+		path += "?" + i.Query.Encode()
+	}
+	return template.URL(path)
+}
 
-func (h *Handler) overview(s *sight) nowView {
-	none := operate.Count{Source: operate.SourceManagement}
-	o := nowView{sight: s, Now: time.Now(), Waiting: none, Dead: none}
-	o.Rows, o.Trouble = s.Vhost.ByTrouble()
-	seen := map[string]bool{}
-	once := func(sum *operate.Count, q operate.Queue) { // queues share them
-		if !seen[q.Name] {
-			seen[q.Name], *sum = true, sum.Plus(q.Total)
-		}
+// way is a link from an incident, and a button, whose form is posted if Post is set. Act says that
+// it is for those who may act.
+type way struct {
+	Link, To, Button, Do string
+	Post, Act            bool
+}
+
+// ways are those of the kinds of incidents. Others lead to Verify.
+var ways = map[operate.IncidentKind]way{
+	operate.IncidentGone:       {"Waiting", "/waiting", "Look at them", "/waiting/look", true, false},
+	operate.IncidentUnconsumed: {Link: "Its last hour", To: "/queue"},
+	operate.IncidentStranded:   {"Stranded", "/stranded", "Return …", "/stranded", false, true},
+	operate.IncidentBlocked:    {"Its keys", "/waiting", "Look at them", "/order/look", true, false},
+	operate.IncidentLine:       {"Its keys", "/waiting", "Look at them", "/order/look", true, false},
+	operate.IncidentDead:       {"Causes", "/dead", "Replay …", "/dead", false, true},
+	operate.IncidentBrake:      {"Brakes", "/brakes", "Start", "/brakes/start", true, true},
+	operate.IncidentUnknown:    {Link: "Verify", To: "/verify"},
+}
+
+// wayOf returns the way of an incident, and the query of its addresses.
+func (s *sight) wayOf(i operate.Incident) (w way, query url.Values) {
+	w, known := ways[i.Kind]
+	_, main := s.Vhost.Main(i.Queue)
+	switch {
+	case i.Kind == operate.IncidentGone:
+		return w, nil
+	case i.Brake != "":
+		return w, url.Values{"name": {i.Brake}}
+	case !known && !main: // a wait queue that leads nowhere
+		return way{Link: "Stranded", To: "/stranded"}, nil
+	case !known:
+		w = way{"Verify", "/verify", "Verify now", "/verify/look", true, false}
 	}
-	for _, m := range o.Rows {
-		for _, w := range m.Waits {
-			once(&o.Waiting, w.Queue)
-		}
-		if m.Line != nil {
-			o.Waiting = o.Waiting.Plus(m.InLine())
-		}
-		for _, d := range m.Dead {
-			once(&o.Dead, d.Queue)
-		}
+	return w, url.Values{"queue": {i.Queue}}
+}
+
+// queueRow is a queue with its last hour.
+type queueRow struct {
+	operate.Main
+	Incidents []operate.Incident
+	Spark     template.HTML
+}
+
+// Urgency is the one of its most urgent incident; 0 without any.
+func (r queueRow) Urgency() int {
+	if len(r.Incidents) == 0 {
+		return 0
 	}
-	for _, q := range s.Vhost.Stranded {
-		switch {
-		case !q.Total.Known():
-			o.LostUnknown++
-		case q.Total.N > 0:
-			o.Lost = append(o.Lost, lost{Queue: q.Name, Stranded: true, Count: q.Total})
+	return r.Incidents[0].Urgency
+}
+
+const (
+	// maxUnclear bounds lists of the page, maxIncidents and maxRows those of Now.
+	maxUnclear   = 20
+	maxIncidents = 50
+	maxRows      = 100
+)
+
+func (h *Handler) overview(s *sight, query string) nowView {
+	o := nowView{sight: s, Now: time.Now(), Query: strings.TrimSpace(query)}
+	for _, i := range s.Incidents[:min(len(s.Incidents), maxIncidents)] {
+		w, query := s.wayOf(i)
+		o.List = append(o.List, incident{i, w, urgencies[i.Urgency], query})
+	}
+	o.More = len(s.Incidents) - len(o.List)
+	rows, of := s.Vhost.ByUrgency(s.Incidents)
+	part := strings.ToLower(o.Query)
+	rows = slices.DeleteFunc(rows, func(m operate.Main) bool {
+		return !strings.Contains(strings.ToLower(m.Name), part)
+	})
+	o.Matching = len(rows)
+	for _, m := range rows[:min(len(rows), maxRows)] {
+		row := queueRow{Main: m, Incidents: of[m.Name]}
+		hour := h.history.Dead(m.Name, bins, o.Now)
+		if most := slices.Max(hour); most > 0 {
+			row.Spark = sparkline(hour, "dead letters in the last hour, at most "+digits(most))
 		}
+		o.Rows = append(o.Rows, row)
 	}
-	for _, w := range s.Vhost.Orphans {
-		once(&o.Waiting, w.Queue)
-		switch {
-		case s.Vhost.Announces(w):
-		case !w.Total.Known():
-			o.LostUnknown++
-		case w.Total.N > 0:
-			o.Lost = append(o.Lost, lost{Queue: w.Name, Why: w.Why, Count: w.Total})
-		default:
-			o.LostEmpty++
-		}
-	}
-	if o.LostMore = len(o.Lost) - maxUnclear; o.LostMore > 0 {
-		o.Lost = o.Lost[:maxUnclear]
-	}
-	o.Unclear = s.Vhost.Unclear
-	if o.UnclearMore = len(o.Unclear) - maxUnclear; o.UnclearMore > 0 {
-		o.Unclear = o.Unclear[:maxUnclear]
-	}
+	o.Unclear = s.Vhost.Unclear[:min(len(s.Vhost.Unclear), maxUnclear)]
+	o.UnclearMore = len(s.Vhost.Unclear) - len(o.Unclear)
 	return o
+}
+
+// urgencies are words beside the colours.
+var urgencies = []string{
+	"", "in danger", "not consumed", "off the way", "blocked", "growing", "stopped", "not urgent",
 }

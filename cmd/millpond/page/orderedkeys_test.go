@@ -58,7 +58,7 @@ func TestKeysByForms(t *testing.T) {
 	require.NotContains(t, a.body, "\x1b")
 	require.Contains(t, a.text(), "id-bad-1")
 	require.NotContains(t, v.get("/").text(), "lost their queue")
-	form := keyForm(t, a.body, "replay-key")
+	form := formIn(t, a.body, "/action/rehearse", "replay-key")
 	h.mended.Store(true)
 	a, confirm := v.rehearse(form)
 	require.Contains(t, a.text(), "Replay 1 dead letter of key")
@@ -73,7 +73,7 @@ func TestKeysByForms(t *testing.T) {
 
 	h.mended.Store(false)
 	h.Keyed("order 18", "bad 4", "5")
-	form = keyForm(t, v.looksAtKeys("order 18").body, "release-key")
+	form = formIn(t, v.looksAtKeys("order 18").body, "/action/rehearse", "release-key")
 	stale := url.Values{
 		"kind": {"release-key"}, "queue": {"orders"}, "key": form["key"], "mark": {"1-1"},
 	}
@@ -88,19 +88,6 @@ func TestKeysByForms(t *testing.T) {
 	log, err := os.ReadFile(filepath.Join(folder, "audit.jsonl"))
 	require.NoError(t, err)
 	require.Contains(t, string(log), "order 18")
-}
-
-// keyForm returns the fields of the form of a key.
-func keyForm(t testing.TB, body, kind string) url.Values {
-	t.Helper()
-	for _, part := range strings.Split(body, "<form ")[1:] {
-		part = "<form " + part
-		if strings.Contains(part, `name="kind" value="`+kind+`"`) {
-			return formIn(t, part, "/action/rehearse")
-		}
-	}
-	require.Fail(t, "no form "+kind, body)
-	return nil
 }
 
 // Given masks, then a key is on no page, in no form and in no file, and can be released all the
@@ -118,9 +105,10 @@ func TestMaskedKeys(t *testing.T) {
 	require.NotContains(t, seen.body, secret)
 	rig.WaitFor(t, "the blocked key on the first page", func() bool {
 		seen = reader.get("/")
-		return strings.Contains(seen.text(), ") blocked since ")
+		return strings.Contains(seen.text(), ") is blocked by ")
 	})
-	require.Regexp(t, `key \(masked [0-9a-f]{6}\) blocked since [-0-9: Z]+, 1 behind it`, seen.text())
+	require.Regexp(t, `key \(masked [0-9a-f]{6}\) is blocked by a dead letter, 1 behind it`,
+		seen.text())
 	require.NotContains(t, seen.body, secret)
 	v := h.open(func(c *page.Config) {
 		masks(c)
@@ -130,7 +118,7 @@ func TestMaskedKeys(t *testing.T) {
 	a := v.looksAtKeys("blocked keys 1")
 	require.Contains(t, a.text(), "(masked ")
 	require.NotContains(t, a.body, secret)
-	a, end := v.act(keyForm(t, a.body, "release-key"))
+	a, end := v.act(formIn(t, a.body, "/action/rehearse", "release-key"))
 	require.NotContains(t, a.body+end, secret)
 	h.AwaitBodies("2")
 	noted, err := filepath.Glob(filepath.Join(folder, "actions", "*.json"))

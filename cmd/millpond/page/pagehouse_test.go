@@ -65,21 +65,29 @@ type answer struct {
 	body string
 }
 
-func (v *visitor) do(req *http.Request) answer {
+// with sends a request that change has changed.
+func (v *visitor) with(method, path, body string, change func(*http.Request)) answer {
 	v.t.Helper()
+	req, err := http.NewRequestWithContext(v.t.Context(), method, v.server.URL+path,
+		strings.NewReader(body))
+	require.NoError(v.t, err)
+	if method == http.MethodPost {
+		req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	}
+	if change != nil {
+		change(req)
+	}
 	resp, err := v.client.Do(req)
 	require.NoError(v.t, err)
 	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
+	text, err := io.ReadAll(resp.Body)
 	require.NoError(v.t, err)
-	return answer{resp, string(body)}
+	return answer{resp, string(text)}
 }
 
 func (v *visitor) get(path string) answer {
 	v.t.Helper()
-	req, err := http.NewRequestWithContext(v.t.Context(), http.MethodGet, v.server.URL+path, nil)
-	require.NoError(v.t, err)
-	return v.do(req)
+	return v.with(http.MethodGet, path, "", nil)
 }
 
 // post sends a form as a browser does, with the token of a page that it loads before.
@@ -88,11 +96,7 @@ func (v *visitor) post(path string, form url.Values) answer {
 	if form.Get("form") == "" {
 		form.Set("form", tokenIn(v.get("/dead").body))
 	}
-	req, err := http.NewRequestWithContext(v.t.Context(), http.MethodPost, v.server.URL+path,
-		strings.NewReader(form.Encode()))
-	require.NoError(v.t, err)
-	req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-	got := v.do(req)
+	got := v.with(http.MethodPost, path, form.Encode(), nil)
 	if strings.Contains(got.body, looking) { // a busy machine
 		rig.WaitFor(v.t, "the look", func() bool {
 			got = v.get(got.Request.URL.RequestURI())

@@ -11,6 +11,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
+	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -47,10 +48,7 @@ func (h *Handler) payloadOf(body []byte, size int, asHex bool) payload {
 		return p
 	}
 	if !asHex && isText(body) {
-		shown := body[:min(len(body), shownBytes)]
-		for len(shown) < len(body) && len(shown) > 0 && !utf8.RuneStart(body[len(shown)]) {
-			shown = shown[:len(shown)-1] // no character is cut in two
-		}
+		shown := overview.Beginning(body, shownBytes)
 		p.Form, p.Text, p.Cut = "text", visible(string(shown), true), size-len(shown)
 		return p
 	}
@@ -104,14 +102,9 @@ func headerRows(headers amqp.Table) []headerRow {
 				strings.HasPrefix(name, "_watermill"),
 		})
 	}
+	rank := map[bool]int{true: 1}
 	slices.SortStableFunc(rows, func(a, b headerRow) int {
-		switch {
-		case a.Own == b.Own:
-			return 0
-		case a.Own:
-			return 1
-		}
-		return -1
+		return rank[a.Own] - rank[b.Own]
 	})
 	return rows
 }

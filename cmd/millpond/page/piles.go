@@ -31,7 +31,6 @@ type pile struct {
 	queue    string // the dead-letter queue
 	key      string // the filter of the look
 	at       time.Time
-	took     time.Duration
 	stubs    []stub                 // of all letters that the look has chosen
 	details  []detail               // of the first stubs
 	contents map[int]operate.Letter // by position
@@ -239,6 +238,7 @@ func (p *pile) chosen(
 	if err != nil {
 		return 0, err
 	}
+	groups := strings.Split(f.Group, ",")
 	for i := range p.stubs {
 		s := &p.stubs[i]
 		from := &p.origins.values[s.from]
@@ -246,7 +246,7 @@ func (p *pile) chosen(
 		case len(f.Queues) > 0 && !slices.Contains(f.Queues, from.queue),
 			f.Reason != "" && f.Reason != header.Reason(from.reason),
 			f.Handler != "" && f.Handler != from.handler,
-			f.Group != "" && f.Group != p.causes.values[s.cause].id,
+			f.Group != "" && !slices.Contains(groups, p.causes.values[s.cause].id),
 			!f.Since.IsZero() && (s.dead == 0 || s.dead < f.Since.UnixMilli()),
 			!f.Until.IsZero() && (s.dead == 0 || s.dead >= f.Until.UnixMilli()):
 			continue

@@ -2,11 +2,11 @@ package page
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"embed"
 	"errors"
 	"fmt"
-	"html/template"
 	"net/http"
 	"strings"
 	"sync"
@@ -58,6 +58,9 @@ func (h *Handler) readRoutes() []route {
 	return []route{
 		{pattern: "GET /{$}", role: RoleRead, serve: h.now},
 		{pattern: "GET /events", role: RoleRead, serve: h.events},
+		{pattern: "GET /queue", role: RoleRead, serve: h.queue},
+		{pattern: "GET /history", role: RoleRead, serve: h.chart},
+		{pattern: "GET /brakes", role: RoleRead, serve: h.brakes},
 		{pattern: "GET /dead", role: RoleRead, serve: h.dead},
 		{pattern: "POST /dead/look", role: RoleRead, serve: h.lookDead},
 		{pattern: "GET /letter", role: RoleRead, serve: h.letter},
@@ -86,11 +89,7 @@ func (h *Handler) handlerOf(route route) http.Handler {
 			return
 		}
 		if r.Method == http.MethodPost {
-			most := route.most
-			if most == 0 {
-				most = maxForm
-			}
-			r.Body = http.MaxBytesReader(w, r.Body, most)
+			r.Body = http.MaxBytesReader(w, r.Body, cmp.Or(route.most, maxForm))
 			if err := r.ParseForm(); err != nil {
 				h.fail(w, r, http.StatusBadRequest, fmt.Errorf("the form cannot be read: %w", err))
 				return
@@ -263,6 +262,8 @@ type view struct {
 	// Title and Nav, the navigation's entry, are set by the page; Data is its own.
 	Title, Nav string
 	Data       any
+	// Count is how many things the page shows, for the title of its tab.
+	Count int
 	// Running are the looks that the page waits for.
 	Running []*task
 
@@ -270,6 +271,7 @@ type view struct {
 	// Who is empty before a login. Then the page has nothing of the broker and of actions.
 	Who, Form, Vhost string
 	MayAct, Login    bool
+	MayDiscard       bool
 	// Address is the path and the query of the page, for forms that return to it.
 	Address string
 	Now     time.Time
@@ -287,6 +289,7 @@ func (h *Handler) render(w http.ResponseWriter, r *http.Request, status int, nam
 	if v.Who != "" {
 		v.Vhost, v.Form = h.vhost, h.formToken(visit.cookie, visit.who)
 		v.MayAct, v.Login = h.mayAct(visit.who), h.guard.byForm()
+		v.MayDiscard = v.MayAct && h.config.StateFolder != ""
 		v.Jobs, v.Actions = h.running(), h.jobs != nil
 	}
 	var page bytes.Buffer
@@ -351,9 +354,4 @@ func (h *Handler) fail(w http.ResponseWriter, r *http.Request, status int, err e
 func (h *Handler) asset(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Cache-Control", "no-cache")
 	http.FileServerFS(static).ServeHTTP(w, r)
-}
-
-func parsePages(base string) *template.Template {
-	pages := template.New("").Funcs(functions(base))
-	return template.Must(pages.ParseFS(templates, "templates/*.html"))
 }

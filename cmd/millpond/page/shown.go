@@ -10,7 +10,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
-	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -76,48 +75,44 @@ func oneLine(n int, text string) string {
 	return shown
 }
 
-// utc is a time in UTC. The script adds the reader's zone.
-func utc(t time.Time) template.HTML {
+// when is the distance from now to a time, which the script keeps right. Its title is the time in
+// UTC; the script writes it in the reader's zone.
+func when(t time.Time) template.HTML {
 	if t.IsZero() {
 		return "–"
 	}
-	return template.HTML(fmt.Sprintf(`<time datetime="%s" data-at="%d">%s</time>`,
-		t.UTC().Format(time.RFC3339), t.UnixMilli(), t.UTC().Format("2006-01-02 15:04:05Z")))
-}
-
-// ago is a time as the distance to now, which the script keeps right.
-func ago(now, t time.Time) template.HTML {
-	if t.IsZero() {
-		return "–"
+	text := "in " + one(time.Until(t))
+	if since := time.Since(t); since >= 0 {
+		text = one(since) + " ago"
 	}
-	return template.HTML(fmt.Sprintf(
-		`<time class="ago" datetime="%s" data-ago="%d">%s ago</time>`,
-		t.UTC().Format(time.RFC3339), t.UnixMilli(), about(now.Sub(t))))
+	return template.HTML(fmt.Sprintf(`<time datetime="%s" title="%s">%s</time>`,
+		t.UTC().Format(time.RFC3339), t.UTC().Format("2006-01-02 15:04:05 UTC"), text))
 }
 
-// about is a duration with one or two units, such as 5 s, 3 min or 2 h 10 min.
-func about(d time.Duration) string {
-	d = max(d, 0)
-	switch {
-	case d < time.Second:
-		return fmt.Sprintf("%d ms", d.Milliseconds())
+// one is a duration with one unit: 4 h.
+func one(d time.Duration) string {
+	switch d = max(d, 0); {
 	case d < time.Minute:
-		return fmt.Sprintf("%g s", float64(d.Round(100*time.Millisecond))/float64(time.Second))
+		return fmt.Sprintf("%d s", d/time.Second)
 	case d < time.Hour:
-		return twoUnits(d, time.Minute, "min", time.Second, "s")
-	case d < 24*time.Hour:
-		return twoUnits(d, time.Hour, "h", time.Minute, "min")
+		return fmt.Sprintf("%d min", d/time.Minute)
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%d h", d/time.Hour)
 	}
-	return twoUnits(d, 24*time.Hour, "d", time.Hour, "h")
+	return fmt.Sprintf("%d d", d/(24*time.Hour))
 }
 
-func twoUnits(d, large time.Duration, name string, small time.Duration, smallName string) string {
-	text := fmt.Sprintf("%d %s", d/large, name)
-	if rest := d % large / small; rest > 0 {
-		text += fmt.Sprintf(" %d %s", rest, smallName)
+// delay is the delay of a wait queue: from five units on, the nearest one says enough.
+func delay(d time.Duration) string {
+	for _, unit := range []time.Duration{24 * time.Hour, time.Hour, time.Minute} {
+		if d >= 5*unit {
+			return one(max(d.Round(unit), unit))
+		}
 	}
-	return text
+	return about(d)
 }
+
+func about(d time.Duration) string { return overview.About(d) }
 
 // number is a count with narrow spaces between thousands. An unknown one is a question mark.
 func number(c operate.Count) string {
@@ -143,17 +138,17 @@ func functions(base string) template.FuncMap {
 		"base":    func() string { return base },
 		"line":    oneLine,
 		"visible": func(text string) string { return visible(text, true) },
-		"utc":     utc,
-		"ago":     ago,
+		"when":    when,
 		"about":   about,
+		"delay":   delay,
 		"number":  number,
 		"digits":  digits,
 		"plural":  plural,
 		"rate":    rateText,
+		"growth":  overview.Growth,
 		"shares":  shares,
 		"args":    func(all ...any) []any { return all },
 		"add":     func(a, b int) int { return a + b },
-		"shell":   audit.ShellWord,
 	}
 }
 

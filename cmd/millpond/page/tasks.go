@@ -15,7 +15,7 @@ import (
 // task is a look that a person has asked for. It goes on if the page is closed, and pages that ask
 // for the same while it runs wait for it together.
 type task struct {
-	name string // of the live part that shows its progress
+	Name string // of the live part that shows its progress
 	done chan struct{}
 
 	mu    sync.Mutex
@@ -36,9 +36,6 @@ func (t *task) Running() bool {
 		return true
 	}
 }
-
-// Name is the name of the live part.
-func (t *task) Name() string { return t.name }
 
 // Note says how far the look is.
 func (t *task) Note() string {
@@ -92,7 +89,7 @@ func (h *Handler) beside(key string, f look) *task {
 	t := h.tasks.all[key]
 	if t == nil || !t.Running() {
 		sum := sha256.Sum256([]byte(key))
-		t = &task{name: "look-" + hex.EncodeToString(sum[:6]), done: make(chan struct{}), note: "waiting"}
+		t = &task{Name: "look-" + hex.EncodeToString(sum[:6]), done: make(chan struct{}), note: "waiting"}
 		h.tasks.put(key, t)
 		h.tasks.under.Go(func() { h.runTask(t, f) })
 	}
@@ -184,7 +181,7 @@ func (h *Handler) runTask(t *task, f look) {
 		t.At = time.Now()
 		close(t.done)
 		h.showTask(t)
-		time.AfterFunc(time.Minute, func() { h.hub.drop(t.name) })
+		time.AfterFunc(time.Minute, func() { h.hub.drop(t.Name) })
 	}()
 	ctx, cancel := context.WithTimeout(h.ctx, taskEnd)
 	defer cancel()
@@ -203,7 +200,7 @@ func (h *Handler) runTask(t *task, f look) {
 }
 
 // showTask sends the progress to all pages that show it.
-func (h *Handler) showTask(t *task) { h.sendPart(t.name, "task-part", t) }
+func (h *Handler) showTask(t *task) { h.sendPart(t.Name, "task-part", t) }
 
 // counted is the progress of a look at messages.
 func counted(n int, one string) string { return fmt.Sprintf("%s so far", plural(n, one)) }

@@ -1,10 +1,8 @@
 package page
 
 import (
-	"cmp"
 	"context"
 	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
 	"time"
@@ -15,9 +13,11 @@ import (
 // waitingView is the page of waiting messages.
 type waitingView struct {
 	looked
+	search
 	Now    time.Time
 	At     time.Time
-	Queues []queueChoice
+	Mains  int           // queues with retries
+	Queues []queueChoice // in which messages wait, most first
 	// Gone are messages for queues that are gone.
 	Gone []operate.Gone
 	// Main is the chosen queue; nil if none is chosen.
@@ -49,13 +49,23 @@ func (h *Handler) waiting(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	v := &waitingView{Now: time.Now(), At: s.At, Gone: s.Vhost.Gone}
-	name := r.URL.Query().Get("queue")
-	for _, main := range s.Vhost.Mains {
-		v.Queues = append(v.Queues, queueChoice{
-			main.Name, main.Waiting, main.Name == name, main.WaitingShared,
-		})
+	f, err := filterOf(r.URL.Query(), waitConditions)
+	if err != nil {
+		return err
 	}
+	v := &waitingView{
+		Now: time.Now(), At: s.At, Gone: s.Vhost.Gone, Mains: len(s.Vhost.Mains),
+		search: h.searchOf("/waiting", f, "queue:orders, then words of the error, id:…, delay:10s"),
+	}
+	name := f.Get(queueName)
+	for _, main := range s.Vhost.Mains {
+		if main.Waiting.N > 0 || !main.Waiting.Known() {
+			v.offer(queueName, main.Name)
+			v.Queues = append(v.Queues, queueChoice{main.Name, main.Waiting, main.WaitingShared, false})
+		}
+	}
+	slices.SortStableFunc(v.Queues, func(a, b queueChoice) int { return b.Count.N - a.Count.N })
+	v.Queues = v.Queues[:min(len(v.Queues), maxGroups)]
 	if name == "" {
 		v.looked, v.Groups = lastLook[[]waitGroup](h, "waiting\x00")
 	} else {
@@ -73,7 +83,7 @@ func (h *Handler) waiting(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	return h.show(w, r, "waiting", view{
-		Title: "Waiting", Nav: "waiting", Data: v, Running: v.Running,
+		Title: "Waiting", Nav: "waiting", Data: v, Running: v.Running, Count: v.Total,
 	})
 }
 
@@ -82,8 +92,14 @@ func pageOf(r *http.Request) int {
 	return max(n, 1)
 }
 
-// read fills in the result of a look.
+// read fills in the messages of a look that meet the filter.
 func (v *waitingView) read(found []operate.Waiter, page int) {
+	chosen, _ := v.Filter.operate(v.Now) // filterOf has checked it
+	meets, _ := operate.Filter{IDs: chosen.IDs, Error: chosen.Error}.Matcher()
+	found = slices.DeleteFunc(slices.Clone(found), func(m operate.Waiter) bool {
+		return chosen.Delay != 0 && m.Delay != chosen.Delay ||
+			!meets(operate.Letter{ID: m.ID, Error: m.Error})
+	})
 	v.Total, v.Pages = len(found), (len(found)+perPage-1)/perPage
 	v.Page = min(page, max(v.Pages, 1))
 	v.Messages = found[(v.Page-1)*perPage : min(v.Page*perPage, len(found))]
@@ -95,7 +111,11 @@ func (v *waitingView) read(found []operate.Waiter, page int) {
 }
 
 func (h *Handler) lookWaiting(w http.ResponseWriter, r *http.Request) error {
-	name := r.Form.Get("queue")
+	f, err := filterOf(r.Form, waitConditions)
+	if err != nil {
+		return err
+	}
+	name := f.Get(queueName)
 	seen := h.watcher.sight(r.Context())
 	if name == "" {
 		return h.lookAndShow(w, r, "waiting\x00", "/waiting",
@@ -108,11 +128,11 @@ func (h *Handler) lookWaiting(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return h.lookAndShow(w, r, "waiting\x00"+name, "/waiting?"+url.Values{"queue": {name}}.Encode(),
+	return h.lookAndShow(w, r, "waiting\x00"+name, "/waiting?"+f.query(),
 		func(ctx context.Context, o *operate.Operator, _ func(string)) (any, error) {
 			found, err := o.Waiting(ctx, main.Plan, operate.Filter{})
 			slices.SortStableFunc(found, func(a, b operate.Waiter) int {
-				return cmp.Or(zeroLast(a.Due, b.Due), a.Due.Compare(b.Due))
+				return sooner(a.Due, b.Due)
 			})
 			found = slices.Clone(found[:min(len(found), maxWaiters)])
 			for i := range found {
@@ -132,7 +152,7 @@ func waitGroups(found []operate.Waiter, seen *sight) (groups []waitGroup) {
 		}
 		g := &groups[i]
 		g.Count++
-		if zeroLast(m.Due, g.First) < 0 || !m.Due.IsZero() && m.Due.Before(g.First) {
+		if sooner(m.Due, g.First) < 0 {
 			g.First = m.Due
 		}
 		if m.Due.After(g.Last) {
@@ -140,30 +160,28 @@ func waitGroups(found []operate.Waiter, seen *sight) (groups []waitGroup) {
 		}
 	}
 	slices.SortStableFunc(groups, func(a, b waitGroup) int {
-		return cmp.Or(zeroLast(a.First, b.First), a.First.Compare(b.First))
+		return sooner(a.First, b.First)
 	})
 	return groups
 }
 
-func zeroLast(a, b time.Time) int {
-	switch {
-	case a.IsZero() == b.IsZero():
-		return 0
-	case a.IsZero():
-		return 1
+// sooner orders times. One that is not known comes last.
+func sooner(a, b time.Time) int {
+	if a.IsZero() != b.IsZero() {
+		return -a.Compare(b)
 	}
-	return -1
+	return a.Compare(b)
 }
 
 // strandedView is the page of stranded messages.
 type strandedView struct {
 	looked
-	Now     time.Time
 	At      time.Time
 	Queues  []operate.Queue
 	Orphans []operate.Orphan
 	// Queue is the chosen stranded queue.
 	Queue string
+	search
 	strays
 	MoreGroups int
 }
@@ -183,9 +201,14 @@ func (h *Handler) stranded(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	f, err := filterOf(r.URL.Query(), conditions)
+	if err != nil {
+		return err
+	}
 	v := &strandedView{
-		Now: time.Now(), At: s.At, Queues: s.Vhost.Stranded, Orphans: s.Vhost.Orphans,
-		Queue: r.URL.Query().Get("queue"),
+		At: s.At, Queues: s.Vhost.Stranded, Orphans: s.Vhost.Orphans,
+		Queue:  f.Get(queueName),
+		search: h.searchOf("/stranded", f, "words of the error, for:orders, since:2h"),
 	}
 	if v.Queue == "" && len(v.Queues) == 1 {
 		v.Queue = v.Queues[0].Name
@@ -193,11 +216,11 @@ func (h *Handler) stranded(w http.ResponseWriter, r *http.Request) error {
 	if v.Queue != "" && !s.keeps(v.Queue) {
 		return noStranded(v.Queue)
 	}
-	v.looked, v.strays = lastLook[strays](h, "stranded\x00"+v.Queue)
+	v.looked, v.strays = lastLook[strays](h, "stranded\x00"+f.with(queueName, v.Queue).query())
 	v.MoreGroups = max(len(v.Groups)-maxGroups, 0)
 	v.Groups = v.Groups[:len(v.Groups)-v.MoreGroups]
 	return h.show(w, r, "stranded", view{
-		Title: "Stranded", Nav: "stranded", Data: v, Running: v.Running,
+		Title: "Stranded", Nav: "stranded", Data: v, Running: v.Running, Count: v.Total,
 	})
 }
 
@@ -213,17 +236,24 @@ func noStranded(queue string) error {
 }
 
 func (h *Handler) lookStranded(w http.ResponseWriter, r *http.Request) error {
-	queue := r.Form.Get("queue")
+	f, err := filterOf(r.Form, conditions)
+	if err != nil {
+		return err
+	}
+	chosen, err := h.withMasks(f, time.Now())
+	if err != nil {
+		return err
+	}
+	queue := f.Get(queueName)
 	if !h.watcher.sight(r.Context()).keeps(queue) {
 		return noStranded(queue)
 	}
-	path := "/stranded?" + url.Values{"queue": {queue}}.Encode()
-	return h.lookAndShow(w, r, "stranded\x00"+queue, path,
+	return h.lookAndShow(w, r, "stranded\x00"+f.query(), "/stranded?"+f.query(),
 		func(ctx context.Context, o *operate.Operator, note func(string)) (any, error) {
 			var found strays
 			var err error
 			found.Groups, err = operate.GroupByError(func(yield func(operate.Letter, error) bool) {
-				for m, err := range o.Stranded(ctx, queue, operate.Filter{}, 0) {
+				for m, err := range o.Stranded(ctx, queue, chosen, 0) {
 					if !yield(m.Letter, err) {
 						return
 					}

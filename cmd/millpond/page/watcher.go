@@ -9,12 +9,15 @@ import (
 	"sync"
 	"time"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/history"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
 // sight is the result of a look at the management API. It is not changed afterwards.
 type sight struct {
 	Vhost operate.View
+	// Incidents are all that is wrong, the most urgent first.
+	Incidents []operate.Incident
 	// At is when the look ended; zero if none has succeeded yet.
 	At time.Time
 	// Err and Tried are the error and the time of a later look that failed.
@@ -49,11 +52,11 @@ const (
 	patience  = 2 * time.Second
 )
 
-// watcher looks at the management API while pages are open. All pages read its last sight.
+// watcher looks at the management API, often while pages are open. All pages read its last sight.
 type watcher struct {
 	ctx      context.Context
 	interval time.Duration
-	look     func(context.Context) (*sight, error)
+	look     func(ctx context.Context, quiet bool) (*sight, error)
 	seen     func(*sight) // called after each look
 	under    sync.WaitGroup
 
@@ -64,8 +67,8 @@ type watcher struct {
 }
 
 func newWatcher(
-	ctx context.Context, interval time.Duration, look func(context.Context) (*sight, error),
-	seen func(*sight),
+	ctx context.Context, interval time.Duration,
+	look func(ctx context.Context, quiet bool) (*sight, error), seen func(*sight),
 ) *watcher {
 	return &watcher{ctx: ctx, interval: interval, look: look, seen: seen, last: new(sight)}
 }
@@ -74,7 +77,7 @@ func newWatcher(
 // long if there is an older one.
 func (w *watcher) sight(ctx context.Context) *sight {
 	w.mu.Lock()
-	w.begin()
+	w.begin(false)
 	running, older := w.running, !w.last.At.IsZero()
 	w.mu.Unlock()
 	if running != nil {
@@ -98,8 +101,33 @@ func (w *watcher) lastSight() *sight {
 	return w.last
 }
 
+// renew lets the next page look anew.
+func (w *watcher) renew() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.next = time.Time{}
+}
+
+// sample looks once in each step of the history, also while no page is open.
+func (w *watcher) sample() {
+	ticker := time.NewTicker(history.Step)
+	defer ticker.Stop()
+	for {
+		w.mu.Lock()
+		if time.Since(w.last.At) > history.Step-w.interval {
+			w.begin(true)
+		}
+		w.mu.Unlock()
+		select {
+		case <-ticker.C:
+		case <-w.ctx.Done():
+			return
+		}
+	}
+}
+
 // begin begins a look unless one is under way or the last one is young. w.mu is held.
-func (w *watcher) begin() {
+func (w *watcher) begin(quiet bool) {
 	if w.running != nil || time.Now().Before(w.next) || w.ctx.Err() != nil {
 		return
 	}
@@ -110,7 +138,7 @@ func (w *watcher) begin() {
 		began := time.Now()
 		ctx, cancel := context.WithTimeout(w.ctx, lookLimit)
 		defer cancel()
-		found, err := w.look(ctx)
+		found, err := w.look(ctx, quiet)
 		now := time.Now()
 		w.mu.Lock()
 		if err != nil {
@@ -120,8 +148,13 @@ func (w *watcher) begin() {
 		} else {
 			found.At = now
 		}
-		// A look at a large vhost takes long: the broker rests for longer.
-		w.last, w.running, w.next = found, nil, now.Add(max(w.interval, 4*now.Sub(began)))
+		// A look at a large vhost takes long: the broker rests for longer. After a quiet look a page
+		// looks at once.
+		rest := 4 * now.Sub(began)
+		if !quiet {
+			rest = max(rest, w.interval)
+		}
+		w.last, w.running, w.next = found, nil, now.Add(rest)
 		w.mu.Unlock()
 		w.seen(found)
 	})
@@ -131,7 +164,7 @@ func (w *watcher) begin() {
 func (w *watcher) watch(ctx context.Context) {
 	for ctx.Err() == nil && w.ctx.Err() == nil {
 		w.mu.Lock()
-		w.begin()
+		w.begin(false)
 		running, next := w.running, w.next
 		w.mu.Unlock()
 		timer := time.NewTimer(max(time.Until(next), 10*time.Millisecond))

@@ -102,7 +102,8 @@ func followTheService(ctx context.Context, cfg amqp.Config) (*millpond.Retries, 
 		Policy: backoff.Exponential{Initial: time.Second, Factor: 2, Retries: 8},
 		Health: health.Recent,
 	}
-	retries, err := millpond.Open(ctx, cfg, policy, millpond.WithRetry(middleware.WithObserver(health)))
+	retries, err := millpond.Open(ctx, cfg, policy,
+		millpond.WithRetry(middleware.WithObserver(health)))
 	return retries, err
 }
 

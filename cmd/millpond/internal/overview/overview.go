@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
+	"unicode/utf8"
 
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -27,6 +29,56 @@ func Digits(n int) string {
 		text = text[:i] + "\u202f" + text[i:]
 	}
 	return text
+}
+
+// About is a duration with one or two units, such as 5 s, 3 min or 2 h 10 min.
+func About(d time.Duration) string {
+	d = max(d, 0)
+	switch {
+	case d < time.Second:
+		return fmt.Sprintf("%d ms", d.Milliseconds())
+	case d < time.Minute:
+		return fmt.Sprintf("%g s", float64(d.Round(100*time.Millisecond))/float64(time.Second))
+	case d < time.Hour:
+		return twoUnits(d, time.Minute, "min", time.Second, "s")
+	case d < 24*time.Hour:
+		return twoUnits(d, time.Hour, "h", time.Minute, "min")
+	}
+	return twoUnits(d, 24*time.Hour, "d", time.Hour, "h")
+}
+
+func twoUnits(d, large time.Duration, name string, small time.Duration, smallName string) string {
+	text := fmt.Sprintf("%d %s", d/large, name)
+	if rest := d % large / small; rest > 0 {
+		text += fmt.Sprintf(" %d %s", rest, smallName)
+	}
+	return text
+}
+
+// Growth says how much the messages of an incident have grown, as "+40 in 10 min"; "" if that is
+// not known or nothing.
+func Growth(i operate.Incident, now time.Time) string {
+	if i.Grown == 0 || i.GrownSince.IsZero() {
+		return ""
+	}
+	return fmt.Sprintf("%+d in %s", i.Grown, About(now.Sub(i.GrownSince).Round(time.Second)))
+}
+
+// Middle shortens a text to n characters by leaving out its middle.
+func Middle(text string, n int) string {
+	if all := []rune(text); len(all) > n {
+		return string(all[:n/2]) + "…" + string(all[len(all)-(n-n/2-1):])
+	}
+	return text
+}
+
+// Beginning is at most n bytes of a text, and cuts no character in two.
+func Beginning(text []byte, n int) []byte {
+	end := min(len(text), n)
+	for end < len(text) && end > n-utf8.UTFMax && !utf8.RuneStart(text[end]) {
+		end--
+	}
+	return text[:end]
 }
 
 // Shares writes a name alone, and several with their counts, the largest first.
@@ -77,14 +129,19 @@ func Steps(text string) (steps []int, err error) {
 	return steps, nil
 }
 
-// Caused returns the filter with a look at the first letter that it chooses: cause gets its error,
-// if the filter names a group.
+// Caused returns the filter with a look at the letters that it chooses: cause gets the error of the
+// first, or of the first of each group, if the filter names groups.
 func Caused(f operate.Filter, cause *string) operate.Filter {
+	several, texts := strings.Contains(f.Group, ","), []string(nil)
 	if match := f.Match; f.Group != "" {
 		f.Match = func(l operate.Letter) bool {
 			is := match == nil || match(l)
-			if is && *cause == "" {
-				_, *cause = operate.Fingerprint(l)
+			if is && (*cause == "" || several && len(*cause) < 1000) {
+				_, text := operate.Fingerprint(l)
+				if !slices.Contains(texts, text) {
+					texts = append(texts, text)
+					*cause = strings.Join(texts, " or ")
+				}
 			}
 			return is
 		}

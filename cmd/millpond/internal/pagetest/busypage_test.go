@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -13,9 +14,12 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
 )
 
 // crowd makes a queue orders with n dead letters.
@@ -35,19 +39,45 @@ func (h *house) crowd(n int) {
 // openPages is how many pages are open at once.
 const openPages = 100
 
-// Given 100 000 letters and 100 open pages, then the page answers in less than a second after the
-// look. MILLPOND_LETTERS is another number of letters.
+// settle declares n queues more, each with a dead-letter queue.
+func (h *house) settle(n int) {
+	h.t.Helper()
+	operator, err := operate.Open(h.t.Context(), h.URL)
+	require.NoError(h.t, err)
+	defer func() { require.NoError(h.t, operator.Close()) }()
+	channel := testbroker.Channel(h.t, h.URL)
+	for i := range n {
+		name := fmt.Sprint("service-", i)
+		_, err := channel.QueueDeclare(name, true, false, false, false, nil)
+		require.NoError(h.t, err)
+		plan, err := topology.PlanFor(topology.Shared{Type: topology.Classic}, name,
+			backoff.List{time.Minute})
+		require.NoError(h.t, err)
+		require.NoError(h.t, operator.Declare(h.t.Context(), plan))
+	}
+}
+
+// number is that of a variable of the environment, if it is set.
+func number(t *testing.T, variable string, usual int) int {
+	text := os.Getenv(variable)
+	if text == "" {
+		return usual
+	}
+	n, err := strconv.Atoi(text)
+	require.NoError(t, err)
+	return n
+}
+
+// Given 100 000 letters and 100 open pages, then the page answers in less than 300 ms after the
+// look, as a rule. MILLPOND_LETTERS is another number of letters, MILLPOND_QUEUES of queues.
 func manyLetters(t *testing.T, y *yard) {
 	letters := 10_000
 	if long {
 		letters = 100_000
 	}
-	if text := os.Getenv("MILLPOND_LETTERS"); text != "" {
-		var err error
-		letters, err = strconv.Atoi(text)
-		require.NoError(t, err)
-	}
+	letters = number(t, "MILLPOND_LETTERS", letters)
 	h := y.newHouse(t)
+	h.settle(number(t, "MILLPOND_QUEUES", 20))
 	h.crowd(letters)
 	h.open()
 	for range openPages {
@@ -63,22 +93,25 @@ func manyLetters(t *testing.T, y *yard) {
 	})
 	took := time.Since(began)
 	limit := 10 * time.Second // other tests share the processors
-	if os.Getenv("MILLPOND_LONG") != "" {
-		limit = time.Second // measured: 97 to 337 ms
+	if long {
+		limit = 300 * time.Millisecond
 	}
+	var answers []time.Duration
 	for _, path := range []string{
 		"/", "/dead?queue=orders", "/dead?queue=orders&error=refused", "/dead?queue=orders&page=50",
-		"/dead?queue=orders&id=order-99", "/waiting", "/stranded",
+		"/dead?queue=orders&id=order-99", "/waiting", "/stranded", "/queue?queue=orders", "/brakes",
 	} {
 		began = time.Now()
 		b.visit(path)
+		answers = append(answers, time.Since(began))
 		t.Logf("%s: %v", path, time.Since(began).Round(time.Millisecond))
-		require.Less(t, time.Since(began), limit, path)
 	}
+	slices.Sort(answers)
 	now, peak := h.server.memory()
 	t.Logf("%d letters and %d open pages: looked at in %v; memory of the server in MiB: %d before, "+
 		"%d after, %d at most", letters, openPages, took.Round(time.Millisecond), before, now, peak)
-	require.LessOrEqual(t, peak, 128)
+	require.Less(t, answers[len(answers)/2], limit)
+	require.LessOrEqual(t, peak, 160)
 }
 
 // follow holds a stream of events open, as an open page does.

@@ -70,6 +70,7 @@ type tab struct {
 	mu        sync.Mutex
 	faults    []string
 	tolerated []string
+	clicks    int
 }
 
 // look is how a tab shows pages.
@@ -82,8 +83,8 @@ type look struct {
 var looks = []look{
 	{"wide-light", 1280, "light"},
 	{"wide-dark", 1280, "dark"},
-	{"narrow-light", 360, "light"},
-	{"narrow-dark", 360, "dark"},
+	{"narrow-light", 390, "light"},
+	{"narrow-dark", 390, "dark"},
 }
 
 // openTab opens a tab for a site.
@@ -250,12 +251,19 @@ func (b *tab) see(texts ...string) {
 // shot keeps a picture of the whole page.
 func (b *tab) shot(name string) []byte {
 	b.t.Helper()
-	picture, err := chromedp.Run(b.ctx, chromedp.FullScreenshot(100))
-	if err != nil && strings.Contains(err.Error(), "0 width") { // a page that just loads again
-		b.pause()
-		picture, err = chromedp.Run(b.ctx, chromedp.FullScreenshot(100))
-	}
-	require.NoError(b.t, err)
+	var picture []byte
+	testbroker.WaitFor(b.t, "a picture", patience, func() bool { // on a busy machine some never come
+		ctx, cancel := context.WithTimeout(b.ctx, patience/4)
+		defer cancel()
+		var err error
+		picture, err = chromedp.Run(ctx, chromedp.FullScreenshot(100))
+		again := err != nil && strings.Contains(err.Error(), "0 width") // it just loads again
+		if again || errors.Is(err, context.DeadlineExceeded) && b.ctx.Err() == nil {
+			return false
+		}
+		require.NoError(b.t, err)
+		return true
+	})
 	if pictures != "" {
 		name = strings.ReplaceAll(b.t.Name()+"-"+name, "/", "-") + ".png"
 		require.NoError(b.t, os.MkdirAll(pictures, 0o755))

@@ -27,13 +27,16 @@ type incident struct {
 	t *testing.T
 }
 
+// quick is a service that gives up soon.
+var quick = rig.Config{Policy: backoff.List{200 * time.Millisecond, 400 * time.Millisecond}}
+
 // newIncident starts a service and the page.
-func newIncident(t *testing.T, y *yard, handler func(body string) error) *incident {
+func newIncident(
+	t *testing.T, y *yard, c rig.Config, handler func(body string) error,
+) *incident {
 	t.Helper()
 	h := y.newHouse(t)
-	i := &incident{h: h, t: t, Orders: h.Orders(rig.Config{
-		Policy: backoff.List{200 * time.Millisecond, 400 * time.Millisecond},
-	}, handler)}
+	i := &incident{h: h, t: t, Orders: h.Orders(c, handler)}
 	i.open()
 	return i
 }
@@ -46,44 +49,54 @@ func (i *incident) open() {
 	i.hands = mouse{i.tab}
 }
 
-// look goes from the first page to the letters of a cause.
-func (i *incident) look(cause, causes string) {
+// most is how many clicks an incident takes from the first page to its end.
+const most = 6
+
+// begin goes to the first page, where the clicks count from.
+func (i *incident) begin() {
 	i.t.Helper()
 	i.visit("/")
+	i.see("Queues")
+	i.clicks = 0
+}
+
+// look goes from the first page to the letters of the queue.
+func (i *incident) look(causes string) {
+	i.t.Helper()
+	i.begin()
 	i.press("orders")
 	i.press("Look")
 	i.see(causes)
-	i.press(cause)
-	i.await(`location.search.includes("group=")`)
 }
 
-// replay replays the chosen letters, confirms that, and waits for the end.
-func (i *incident) replay(words string, fields ...string) {
+// waits goes from the first page to the messages that wait for the queue, once they were counted.
+func (i *incident) waits(look string) {
 	i.t.Helper()
-	i.press("Act on these messages")
-	for n := 0; n < len(fields); n += 2 {
-		i.fill(fields[n], fields[n+1])
-	}
-	i.press("Rehearse the replay")
-	i.confirm(words)
+	i.begin()
+	i.await("parseInt(" + cell("orders", "Waiting") + ") > 0")
+	i.press("Waiting")
+	i.press("orders")
+	i.press(look)
 }
 
 // confirm requires that the page names the messages, then does it.
 func (i *incident) confirm(words string) {
 	i.t.Helper()
 	i.see("Nothing has moved yet", words)
+	i.await(`document.querySelector("form[action$='/action/start'] button")`)
 	i.shot("confirm")
 	i.press(eval[string](i.tab,
 		`document.querySelector("form[action$='/action/start'] button").innerText`))
 	i.ended()
 	i.shot("done")
+	require.LessOrEqual(i.t, i.clicks, most, "clicks")
 }
 
 // A deploy breaks the parsing of every order; the next one mends it.
 func badDeploy(t *testing.T, y *yard) {
 	var broken atomic.Bool
 	broken.Store(true)
-	i := newIncident(t, y, func(string) error {
+	i := newIncident(t, y, quick, func(string) error {
 		if broken.Load() {
 			return fmt.Errorf("order 17: %w", shop.ErrBroken)
 		}
@@ -91,11 +104,12 @@ func badDeploy(t *testing.T, y *yard) {
 	})
 	i.Place(0, 40)
 	i.AwaitDead(40)
-	i.look("order #: cannot parse total", "1 cause of 40 letters")
+	i.look("1 cause of 40 letters")
 	i.shot("cause")
 	i.keep("page-bad-deploy.png")
 	broken.Store(false) // rolled back
-	i.replay("40", "First letters to watch", "2", "Handled if seen nowhere for", "1s")
+	i.press("Replay 40 of orders: order #: cannot parse total")
+	i.confirm("Replay 40 letters")
 	i.AwaitHandled(40)
 	i.AwaitDead(0)
 	i.see("40 of 40")
@@ -107,7 +121,7 @@ func outage(t *testing.T, y *yard) {
 	var down atomic.Bool
 	down.Store(true)
 	var tries atomic.Int64
-	i := newIncident(t, y, func(string) error {
+	i := newIncident(t, y, quick, func(string) error {
 		tries.Add(1)
 		if down.Load() {
 			return errors.New("dial tcp 10.0.0.7:443: connection refused")
@@ -117,23 +131,28 @@ func outage(t *testing.T, y *yard) {
 	i.Place(0, 30)
 	i.AwaitDead(30)
 	before := tries.Load()
-	i.look("dial tcp", "1 cause of 30 letters")
-	i.replay("30", "First letters to watch", "2", "Handled if seen nowhere for", "1s")
+	i.look("1 cause of 30 letters")
+	i.press("Replay 30 letters")
+	i.confirm("Replay 30 letters")
 	i.see("dead again")
 	i.keep("page-outage.png")
 	i.AwaitDead(30)
-	require.Equal(t, before+6, tries.Load(), "two letters were tried, three times each")
-	action := i.path()
-	i.press("Show the letters that are dead again")
-	i.see("1 cause of 2 letters")
-	i.visit(action)
+	require.Equal(t, before+9, tries.Load(), "three letters were tried, three times each")
 	down.Store(false)
 	i.press("Rehearse the rest")
-	i.confirm("28")
-	i.AwaitHandled(28)
-	i.look("dial tcp", "1 cause of 2 letters")
-	i.see("failed again after replay")
-	i.replay("2", "Handled if seen nowhere for", "1s")
+	i.confirm("Replay 27 letters")
+	i.AwaitHandled(27)
+	i.press("All actions")
+	i.press("Replay of 30 letters")
+	i.press("Show the letters that are dead again")
+	i.see("1 cause of 3 letters", "failed again after replay")
+	i.clicks = 0
+	i.press("Replay 3 letters")
+	i.see("Nothing has moved yet")
+	i.press("Change how it goes")
+	i.fill("Messages a second", "50")
+	i.press("Count again with these")
+	i.confirm("; 50 a second")
 	i.AwaitHandled(30)
 	i.AwaitDead(0)
 }
@@ -141,7 +160,7 @@ func outage(t *testing.T, y *yard) {
 // One order can never be handled. It is looked at, mended and replayed; another is thrown away, and
 // the server keeps it in a file.
 func poison(t *testing.T, y *yard) {
-	i := newIncident(t, y, func(body string) error {
+	i := newIncident(t, y, quick, func(body string) error {
 		if strings.Contains(body, `"order":3}`) || strings.Contains(body, `"order":5}`) {
 			panic("index out of range")
 		}
@@ -151,7 +170,7 @@ func poison(t *testing.T, y *yard) {
 	i.Place(0, 10)
 	i.AwaitHandled(8)
 	i.AwaitDead(2)
-	i.look("panic", "1 cause of 2 letters")
+	i.look("1 cause of 2 letters")
 	i.press("order-3")
 	i.see("index out of range", `"order": 3`)
 	i.shot("letter")
@@ -162,16 +181,14 @@ func poison(t *testing.T, y *yard) {
 	i.see("The difference", `{+  "lines": []+}`)
 	eval[bool](i.tab, "(history.back(), true)") // nothing that was typed is lost
 	i.await(`document.querySelector("textarea")?.value.includes('"lines":[]')`)
+	i.clicks--
 	i.press("Rehearse the edit")
 	i.confirm("order-3")
 	i.AwaitHandled(9)
 	i.AwaitDead(1)
-	i.visit("/dead?queue=orders")
-	i.press("Look again")
-	i.see("1 cause of 1 letter")
-	i.press("order-5")
-	i.press("Replay or discard …")
-	i.press("Rehearse the discard")
+	i.look("1 cause of 1 letter")
+	i.hold("Tick order-5")
+	i.press("Discard 1 ticked letter")
 	i.confirm("order-5")
 	i.AwaitDead(0)
 	kept, err := filepath.Glob(filepath.Join(i.h.state, "discarded", "*.jsonl"))
@@ -199,21 +216,53 @@ func stranded(t *testing.T, y *yard) {
 	h.Serve(again)
 	i.open()
 	i.hands = keyboard{i.tab}
-	i.visit("/")
-	i.press("See Stranded")
+	i.begin()
+	i.press("Stranded")
 	i.press("Look at far.stranded")
 	i.see("The way is free again")
 	i.shot("stranded")
 	i.keep("page-stranded.png")
-	i.press("Act on these messages")
-	i.fill("Only for queue", "loyalty")
-	i.press("Choose")
-	i.see("for=loyalty")
-	i.visit("/stranded?queue=far.stranded")
-	i.press("Act on these … for parcels: the shop is closed")
-	i.see("for=parcels")
-	i.press("Rehearse the return")
-	i.confirm("5 of 8")
+	i.press("Return 5 for parcels: the shop is closed")
+	i.confirm("for=parcels")
+	i.see("Return of 5 stranded messages of far.stranded")
 	i.AwaitHandled(5)
 	rig.AwaitDepth(t, h.URL, "far.stranded", 3)
+}
+
+// The supplier is back, and orders wait for an hour: they go on now. One of them is to be a dead
+// letter.
+func longWait(t *testing.T, y *yard) {
+	var down atomic.Bool
+	down.Store(true)
+	i := newIncident(t, y, rig.Config{Policy: backoff.List{time.Hour}}, func(string) error {
+		if down.Load() {
+			return errors.New("the supplier is closed")
+		}
+		return nil
+	})
+	i.Place(0, 4)
+	rig.AwaitDepth(t, i.h.URL, "orders.wait.1h", 4)
+	for _, press := range []string{"Cancel order-2", "Release all messages"} {
+		i.waits("Look")
+		i.see("the supplier is closed", "in 59 min")
+		down.Store(false)
+		i.press(press)
+		i.confirm("waiting message")
+	}
+	i.AwaitDead(1)
+	i.AwaitHandled(3)
+}
+
+// A letter blocks its key. It is mended by a deploy, and goes on before those that wait behind it.
+func blockedKey(t *testing.T, y *yard) {
+	var mended atomic.Bool
+	i := newIncident(t, y, shop.InOrder(), shop.Bad(mended.Load))
+	i.Keyed("k 1", "bad 1", "2", "3")
+	i.AwaitDead(1)
+	i.waits("Look at the keys")
+	i.see("blocked keys")
+	mended.Store(true)
+	i.press(`Replay key "k 1"`)
+	i.confirm(`Replay 1 letter of key "k 1"`)
+	i.AwaitBodies("bad 1", "2", "3")
 }

@@ -60,6 +60,7 @@ func (m mouse) press(name string) {
 		})()`, find(name)))
 		return len(at) == 2 && slices.Equal(last, at)
 	})
+	m.clicks++
 	require.NoError(m.t, chromedp.Do(m.ctx, chromedp.MouseClickXY(at[0], at[1])))
 }
 
@@ -77,6 +78,7 @@ type keyboard struct{ *tab }
 func (k keyboard) press(name string) {
 	k.t.Helper()
 	k.reach(name)
+	k.clicks++
 	require.NoError(k.t, chromedp.Do(k.ctx, chromedp.KeyEvent(kb.Enter)))
 }
 

@@ -108,7 +108,7 @@ func numbersMove(t *testing.T, y *yard) {
 			"dial tcp 10.0.0.1:443: connection refused", at, []byte("{}"), nil)}, 100)...)
 		b.await(cell("orders", "Dead") + " !== " + fmt.Sprintf("%q", had))
 		b.await(fmt.Sprintf(`parseInt(%s) >= 100`, cell("orders", "Dead")))
-		rig.AwaitDepth(t, h.URL, "orders.dlq", 114+100*int(1280-l.width)/920)
+		rig.AwaitDepth(t, h.URL, "orders.dlq", 114+100*int(1280-l.width)/890)
 		require.Zero(t, eval[float64](b, "window.shifts"), "layout shift, %s: %s", l.name,
 			eval[string](b, "window.shifted"))
 		b.shot(l.name)
@@ -122,7 +122,7 @@ func numbersMove(t *testing.T, y *yard) {
 	b.tolerate("ERR_")
 	b.tolerate("status of 502")
 	b.see("The connection to the server is lost")
-	b.await(`parseInt(document.querySelector("time.ago").innerText) >= 3`)
+	b.await(`parseInt(document.querySelector(".age time").innerText) >= 3`)
 	b.shot("lost")
 }
 

@@ -14,6 +14,7 @@
 package job
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -119,6 +120,29 @@ func (a Action) Active() bool { return a.State == StateRunning || a.State == Sta
 func (a Action) Resumable() bool {
 	return verbs[a.Request.Kind] != "" && a.Request.Kind != Edit && a.Progress.Done < a.Count &&
 		slices.Contains([]State{StateStopped, StateFailed, StateInterrupted}, a.State)
+}
+
+// Deed is what the action does in a few words, for its button: Replay 40 letters.
+func (a Action) Deed() string { return verbs[a.Request.Kind] + " " + a.things() }
+
+// Title names the action: Replay of 40 letters of orders.
+func (a Action) Title() string {
+	return fmt.Sprintf("%s of %s of %s", verbs[a.Request.Kind], a.things(), a.Request.Queue)
+}
+
+// things are the messages of the action, or its key.
+func (a Action) things() string {
+	text := overview.Digits(a.Count) + " " + cmp.Or(messages[a.Request.Kind], "letter")
+	if a.Count != 1 {
+		text += "s"
+	}
+	switch a.Request.Kind {
+	case ReleaseKey:
+		return "key " + a.Request.KeyText
+	case ReplayKey:
+		return text + " of key " + a.Request.KeyText
+	}
+	return text
 }
 
 // Outcome says in a sentence how far the action is.

@@ -5,7 +5,6 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
-	"maps"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -123,6 +122,26 @@ func (m *Manager) audit(event, who string, a *Action) error {
 		Filter: overview.Chosen(r.Filter, r.Cause), Count: a.Count, Done: a.Progress.Done,
 		Error: a.Error, Of: r.Of, Export: a.Export,
 	})
+}
+
+// Note does something that is no action, and notes in the audit log that it begins and how it ends.
+// If the log cannot be written, nothing is done.
+func (m *Manager) Note(who, kind, what string, do func(e *auditlog.Entry) error) error {
+	note := func(auditlog.Entry) error { return nil }
+	if m.log != nil {
+		note = m.log.Append
+	}
+	e := auditlog.Entry{
+		Event: "started", Who: who, Action: auditlog.NewID(), Kind: kind, What: what,
+	}
+	if err := note(e); err != nil {
+		return fmt.Errorf("the audit log cannot be written, so nothing was done: %w", err)
+	}
+	err := do(&e)
+	if e.Event = "done"; err != nil {
+		e.Event, e.Error = "failed", err.Error()
+	}
+	return errors.Join(err, note(e))
 }
 
 // Close stops every action, waits until none moves messages any more, and closes the files. The
@@ -308,11 +327,6 @@ func (m *Manager) progress(a *action, p Progress) {
 	m.update(a, func(now *Progress) { *now = p })
 }
 
-// moved takes over how many letters were moved, which a Ramp reports more often than the rest.
-func (m *Manager) moved(a *action, n int) {
-	m.update(a, func(now *Progress) { now.Done = max(now.Done, n) })
-}
-
 // update changes the progress, tells it, and writes it to the journal from time to time, and when a
 // ramp has its name: that is in the journal before a letter has it. If that fails the action ends,
 // because after a kill it would not be known how far it was.
@@ -362,16 +376,4 @@ func (m *Manager) finish(ctx context.Context, a *action, err error) {
 	a.Request.Change, a.result = nil, Rehearsal{} // payloads
 	m.release(a.keys)
 	m.tell()
-}
-
-// clone copies the maps and slices that a request shares with its caller.
-func (r Request) clone() Request {
-	r.Filter.IDs = slices.Clone(r.Filter.IDs)
-	r.Filter.Headers = maps.Clone(r.Filter.Headers)
-	r.Steps, r.Runs = slices.Clone(r.Steps), slices.Clone(r.Runs)
-	if r.Change != nil {
-		c := *r.Change
-		r.Change = &c
-	}
-	return r
 }

@@ -6,65 +6,16 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/cmd/millpond/internal/lettertext"
-	"github.com/millpond-go/millpond/cmd/millpond/internal/shop"
 	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
-
-// theLetter returns the letter with an ID.
-func (y *yard) theLetter(id string) operate.Letter {
-	y.t.Helper()
-	var found operate.Letter
-	for l, err := range y.operator.Dead(y.t.Context(), y.plan, operate.Filter{IDs: []string{id}}, 1) {
-		require.NoError(y.t, err)
-		found = l
-	}
-	require.Equal(y.t, id, found.ID)
-	return found
-}
-
-func TestEditShowsTheDifferenceAndKeepsTheOriginal(t *testing.T) {
-	t.Parallel()
-	y := newYard(t, "")
-	y.die(0, 3, refused)
-	change := &job.Change{
-		Letter: lettertext.Identity(y.theLetter("order-1").Delivery),
-		Text:   "tenant int64 7\npayload as text:\nrepaired\n",
-	}
-	r := job.Request{
-		Kind: job.Edit, Filter: operate.Filter{IDs: []string{"order-1"}}, Change: change,
-	}
-	h := y.rehearse(r)
-	require.Equal(t, 1, h.Count)
-	require.Contains(t, h.Difference, lettertext.Span{Kind: "-", Text: "[-tenant int32 1-]"})
-	require.Contains(t, h.Difference, lettertext.Span{Kind: "+", Text: "{+repaired+}"})
-	change.Text = "payload as text:\nanother one, after the rehearsal\n"
-	y.does(h, 1)
-	edited := y.drain(y.queue, 1)[0]
-	require.Equal(t, "repaired", string(edited.Body))
-	require.Equal(t, int64(7), edited.Headers["tenant"])
-	y.holds(y.dead+".originals", "body 1")
-
-	r.Queue = y.queue
-	_, err := y.Rehearse(t.Context(), "alice", r, nil)
-	require.ErrorIs(t, err, job.ErrChanged)
-	r.Filter.IDs = []string{"order-2"}
-	change.Letter = lettertext.Identity(y.theLetter("order-2").Delivery)
-	change.Text = "tenant int32 2"
-	_, err = y.Rehearse(t.Context(), "alice", r, nil)
-	require.ErrorIs(t, err, job.ErrRequest)
-	require.ErrorContains(t, err, "is missing above the payload")
-	require.NotContains(t, y.journal(), "repaired")
-}
 
 func TestDiscardedLettersAreInAFile(t *testing.T) {
 	t.Parallel()
@@ -96,41 +47,6 @@ func TestDiscardedLettersAreInAFile(t *testing.T) {
 		Kind: job.Discard, Queue: y.queue, All: true,
 	}, nil)
 	require.ErrorIs(t, err, job.ErrNoFolder)
-}
-
-// waits publishes messages that wait an hour.
-func (y *yard) waits(n int) {
-	y.t.Helper()
-	for i := range n {
-		m := y.letter(i, "")
-		m.Headers = nil
-		y.publish(y.queue+".wait.1h", shop.Waiting(y.queue, header.RetryState{
-			Failures: 2, Error: refused, Class: header.ClassRetryable, Delay: time.Hour,
-			FirstSeen: time.Now(), OriginRoutingKey: y.queue,
-		}, m))
-	}
-}
-
-func TestReleaseAndCancel(t *testing.T) {
-	t.Parallel()
-	y := newYard(t, "")
-	y.waits(5)
-	h := y.rehearse(job.Request{Kind: job.Release, Filter: operate.Filter{IDs: []string{"order-1"}}})
-	require.Equal(t, 1, h.Count)
-	require.Equal(t, 5, h.Found.Total)
-	y.does(h, 1)
-	y.holds(y.queue, "body 1")
-	h = y.rehearse(job.Request{Kind: job.Cancel, Filter: operate.Filter{Delay: time.Hour}})
-	require.Equal(t, 4, h.Count)
-	y.waits(1) // after the rehearsal
-	y.does(h, 4)
-	y.holds(y.dead, "body 0", "body 2", "body 3", "body 4")
-	h = y.rehearse(job.Request{Kind: job.Release, All: true})
-	require.Equal(t, 1, h.Count)
-	_, err := y.Rehearse(t.Context(), "alice", job.Request{
-		Kind: job.Release, Queue: y.queue, Filter: operate.Filter{Reason: "exhausted"},
-	}, nil)
-	require.ErrorIs(t, err, job.ErrRequest, "a filter is never passed over")
 }
 
 func TestReturnOfStrandedMessages(t *testing.T) {

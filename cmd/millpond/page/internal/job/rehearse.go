@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/millpond-go/millpond/cmd/millpond/internal/auditlog"
@@ -32,7 +33,7 @@ func (m *Manager) Rehearse(
 	ctx context.Context, who string, r Request, tell func(operate.Progress),
 ) (Rehearsal, error) {
 	r.Of, r.Runs = "", nil
-	return m.rehearse(ctx, who, r.clone(), tell)
+	return m.rehearse(ctx, who, r, tell)
 }
 
 // Resume rehearses the rest of an action that was stopped, interrupted or has failed: its filter
@@ -47,10 +48,10 @@ func (m *Manager) Resume(
 	if !a.Resumable() {
 		return Rehearsal{}, fmt.Errorf("resume: %w: it is %s: %s", ErrState, a.State, a.Outcome())
 	}
-	r := a.Request.clone()
+	r := a.Request
 	r.Of = a.ID
 	if a.Progress.Ramp != nil {
-		r.Runs = append(r.Runs, a.Progress.Ramp.Run)
+		r.Runs = append(slices.Clip(r.Runs), a.Progress.Ramp.Run)
 	}
 	return m.rehearse(ctx, who, r, tell)
 }

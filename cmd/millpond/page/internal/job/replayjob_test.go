@@ -8,12 +8,10 @@ import (
 	"testing"
 	"time"
 
-	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
 	"github.com/millpond-go/millpond/internal/testing/rig"
-	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -94,6 +92,10 @@ func TestNothingIsDoneWithoutAFilterOrAMatch(t *testing.T) {
 		Kind: job.Replay, Queue: y.queue, All: true, Filter: operate.Filter{Error: "x"},
 	}, nil)
 	require.ErrorIs(t, err, job.ErrRequest)
+	_, err = y.Rehearse(t.Context(), "alice", job.Request{
+		Kind: job.Release, Queue: y.queue, Filter: operate.Filter{Reason: "exhausted"},
+	}, nil)
+	require.ErrorIs(t, err, job.ErrRequest, "a filter is never passed over")
 	for _, kind := range []job.Kind{job.Replay, job.Discard} {
 		h := y.rehearse(job.Request{Kind: kind, Filter: operate.Filter{Error: "nowhere"}})
 		require.Zero(t, h.Count)
@@ -157,36 +159,4 @@ func TestStopAndResume(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 200-moved, h.Count)
 	require.Len(t, h.Request.Runs, 1)
-}
-
-func TestLettersThatAreDeadAgainAreNotResumed(t *testing.T) {
-	t.Parallel()
-	y := newYard(t, topology.Classic)
-	y.die(0, 20, refused)
-	r := quick(operate.Filter{Error: refused})
-	r.Canary, r.StopAt, r.Watch = 4, 0.5, rig.Patience
-	h := y.rehearse(r)
-	failing, err := testbroker.Channel(t, y.url).Consume(
-		y.queue, "failing", true, false, false, false, nil)
-	require.NoError(t, err)
-	y.confirm(h)
-	var canary []amqp.Delivery // all of it first: a ramp stops as soon as too many are dead again
-	for range 4 {
-		canary = append(canary, rig.Await(t, failing))
-	}
-	for _, d := range canary { // the service fails for good
-		again := y.letter(0, refused)
-		again.MessageId, again.Body = d.MessageId, d.Body
-		again.Headers["millpond-replay"] = d.Headers["millpond-replay"]
-		y.publish(y.dead, again)
-	}
-	a := y.ended(h.ID)
-	require.Equal(t, job.StateStopped, a.State, a.Error)
-	require.Contains(t, a.Error, operate.ErrStopped.Error())
-	require.Equal(t, 4, a.Progress.Ramp.DeadAgain)
-	require.Equal(t, 16, a.Progress.Ramp.Left)
-	rest, err := y.Resume(t.Context(), "alice", h.ID, nil)
-	require.NoError(t, err)
-	require.Equal(t, 16, rest.Count)
-	y.depth(y.dead, 20)
 }

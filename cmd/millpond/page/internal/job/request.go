@@ -40,7 +40,12 @@ const (
 var verbs = map[Kind]string{
 	Replay: "Replay", Edit: "Edit and replay", Discard: "Discard", Return: "Return",
 	Release: "Release", Cancel: "Cancel",
-	ReleaseKey: "Release a key", ReplayKey: "Replay a key",
+	ReleaseKey: "Release", ReplayKey: "Replay",
+}
+
+// messages are those of the actions that are not about dead letters.
+var messages = map[Kind]string{
+	Return: "stranded message", Release: "waiting message", Cancel: "waiting message",
 }
 
 // Request is an action as a person asks for it.
@@ -170,20 +175,11 @@ func (r *Request) watched() bool {
 
 // ramp returns the options of a watched replay.
 func (r *Request) ramp(options operate.MoveOptions) operate.RampOptions {
-	ramp := operate.RampOptions{
-		MoveOptions: options, Canary: r.Canary, Steps: r.Steps, StopAt: r.StopAt, Settle: r.Settle,
-		Watch: r.Watch,
+	return operate.RampOptions{
+		MoveOptions: options, Canary: cmp.Or(r.Canary, -1), Steps: r.Steps,
+		StopAt: cmp.Or(r.StopAt, 1), Settle: r.Settle,
+		Watch: cmp.Or(r.Watch, max(time.Minute, r.Settle)),
 	}
-	if ramp.Canary == 0 {
-		ramp.Canary = -1
-	}
-	if ramp.StopAt == 0 {
-		ramp.StopAt = 1
-	}
-	if ramp.Watch == 0 {
-		ramp.Watch = max(time.Minute, r.Settle)
-	}
-	return ramp
 }
 
 // words describes an action, with its count and its filter.
@@ -199,21 +195,12 @@ func (r *Request) words(n int, dead string) string {
 		return fmt.Sprintf("Replay %d dead letters of key %s of queue %q, in their order", n, r.KeyText,
 			r.Queue)
 	}
-	one, many := "dead letter", "dead letters"
-	switch r.Kind {
-	case Return:
-		one, many = "stranded message", "stranded messages"
-	case Release, Cancel:
-		one, many = "waiting message", "waiting messages"
-	}
 	chosen := "all that are there"
 	if f := overview.Chosen(r.Filter, r.Cause); f != "" {
 		chosen = f
 	}
-	if n == 1 {
-		many = one
-	}
-	text := fmt.Sprintf("%s %d %s of queue %q, %s", verbs[r.Kind], n, many, r.Queue, chosen)
+	text := fmt.Sprintf("%s %s of queue %q, %s", verbs[r.Kind],
+		overview.Plural(n, cmp.Or(messages[r.Kind], "dead letter")), r.Queue, chosen)
 	switch {
 	case r.To != "":
 		text += fmt.Sprintf("; they go to queue %q", r.To)

@@ -105,7 +105,9 @@ func (m *Manager) ramp(
 ) error {
 	ramp := a.Request.ramp(options)
 	ramp.Report = func(res operate.RampResult) { m.progress(a, rampOf(res)) }
-	ramp.Progress = func(p operate.Progress) { m.moved(a, p.Done) }
+	ramp.Progress = func(p operate.Progress) { // more often than Report
+		m.update(a, func(now *Progress) { now.Done = max(now.Done, p.Done) })
+	}
 	res, err := o.Ramp(ctx, a.plan, ramp)
 	m.progress(a, rampOf(res))
 	return err

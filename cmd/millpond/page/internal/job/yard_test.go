@@ -118,12 +118,6 @@ func (y *yard) die(from, n int, text string) {
 	y.publish(y.dead, letters...)
 }
 
-// drain takes all messages out of a queue; n is how many there must be at least.
-func (y *yard) drain(queue string, n int) []amqp.Delivery {
-	y.t.Helper()
-	return rig.Drain(y.t, y.url, queue, n)
-}
-
 // numbered are the bodies of letters from number from on.
 func numbered(from, n int) []string {
 	var list []string
@@ -183,7 +177,7 @@ func (y *yard) does(h job.Rehearsal, n int) job.Action {
 // holds takes all messages out of a queue, and requires that they are these.
 func (y *yard) holds(queue string, want ...string) {
 	y.t.Helper()
-	require.Equal(y.t, want, rig.Bodies(y.drain(queue, len(want))))
+	require.Equal(y.t, want, rig.Bodies(rig.Drain(y.t, y.url, queue, len(want))))
 }
 
 // journal is all text of the journal.
