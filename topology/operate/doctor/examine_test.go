@@ -324,6 +324,10 @@ func TestAKilledRunLeavesNothingForLong(t *testing.T) {
 	})
 	require.NoError(t, run.Process.Kill())
 	_ = run.Wait() // says that it was killed
+	// What it had sent is still declared. A queue that is declared while a policy comes may miss it.
+	testbroker.WaitFor(t, "the end of its connections", rig.Patience, func() bool {
+		return !strings.Contains(node.Ctl(t, "list_connections", "vhost"), "killed")
+	})
 	require.Equal(t, "[]\n", node.Ctl(t, "eval", `[Name || [{name, Name}, {arguments, Table}] <-
 		rabbit_amqqueue:info_all(<<"killed">>, [name, arguments]),
 		{<<"x-expires">>, long, 3600000} =/= lists:keyfind(<<"x-expires">>, 1, Table)].`))
