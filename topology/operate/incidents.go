@@ -78,7 +78,7 @@ func (i Incident) Concerns(queue string) bool {
 	return i.Queue == queue || slices.Contains(i.Queues, queue)
 }
 
-// IncidentOptions say what is known beside a View.
+// IncidentOptions have facts that one View cannot show.
 type IncidentOptions struct {
 	// Since returns when an incident began, and whether it began before that. It is asked where the
 	// broker does not tell. Default: it is not known.

@@ -279,7 +279,8 @@ type actionView struct {
 	typed     url.Values     // into the form of options, before the last rehearsal
 }
 
-// Option is the text of an option: what the person typed last, or what was rehearsed.
+// Option returns the text that the person typed last into the field of an option, or the
+// rehearsed value.
 func (v actionView) Option(name string) string {
 	if v.typed.Has(name) {
 		return v.typed.Get(name)

@@ -71,7 +71,7 @@ func (h *Handler) brakes(w http.ResponseWriter, r *http.Request) error {
 	return h.show(w, r, "brakes", view{Title: "Brakes", Nav: "brakes", Data: v})
 }
 
-// onBrake checks the name of a form, notes what is done in the audit log, and does it.
+// onBrake checks the brake that a form names, writes the action to the audit log, and runs it.
 func (h *Handler) onBrake(
 	w http.ResponseWriter, r *http.Request, what, flags string,
 	do func(o *operate.Operator, e *auditlog.Entry, name string) error,

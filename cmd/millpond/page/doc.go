@@ -12,9 +12,9 @@
 // # Looks
 //
 // One look at the broker serves all open pages. While a page is open and visible, the management
-// API is asked every few seconds; otherwise every 15 seconds, for the charts. Messages are looked
-// at only when a person asks, because a look takes them from their queue for a moment. Every page
-// says how old its data are.
+// API is asked every few seconds; otherwise every 15 seconds, because charts need it. Messages are
+// looked at only when a person asks, because a look takes them from their queue for a moment. Every
+// page says how old its data are.
 //
 // # Security
 //

@@ -27,11 +27,7 @@ var ranges = map[string]time.Duration{
 }
 
 func (h *Handler) queue(w http.ResponseWriter, r *http.Request) error {
-	s, err := h.seen(r.Context())
-	if err != nil {
-		return err
-	}
-	main, err := s.main(r.URL.Query().Get("queue"))
+	s, main, err := h.queueOf(r)
 	if err != nil {
 		return err
 	}
@@ -54,6 +50,14 @@ func (h *Handler) queue(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
+// queueOf returns the last sight, and the queue that a request names.
+func (h *Handler) queueOf(r *http.Request) (s *sight, main operate.Main, err error) {
+	if s, err = h.seen(r.Context()); err == nil {
+		main, err = s.main(r.URL.Query().Get(queueName))
+	}
+	return s, main, err
+}
+
 func rangeOf(r *http.Request) string {
 	if name := r.URL.Query().Get("range"); ranges[name] != 0 {
 		return name
@@ -63,11 +67,7 @@ func rangeOf(r *http.Request) string {
 
 // chart answers the points of a queue as JSON.
 func (h *Handler) chart(w http.ResponseWriter, r *http.Request) error {
-	s, err := h.seen(r.Context())
-	if err != nil {
-		return err
-	}
-	main, err := s.main(r.URL.Query().Get("queue"))
+	_, main, err := h.queueOf(r)
 	if err != nil {
 		return err
 	}

@@ -79,7 +79,7 @@ func searched(values url.Values, names []string) url.Values {
 // repeats are the conditions that a search adds to those of the same name; others take their place.
 var repeats = map[string]bool{"id": true, "for": true, "group": true, "header": true}
 
-// search is the search field of a page, and what is set.
+// search is the search field of a page, with the conditions that are set.
 type search struct {
 	Path   string
 	Filter filter

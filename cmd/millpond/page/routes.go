@@ -262,7 +262,7 @@ type view struct {
 	// Title and Nav, the navigation's entry, are set by the page; Data is its own.
 	Title, Nav string
 	Data       any
-	// Count is how many things the page shows, for the title of its tab.
+	// Count is the number of things on the page. The title of the tab shows it.
 	Count int
 	// Running are the looks that the page waits for.
 	Running []*task
