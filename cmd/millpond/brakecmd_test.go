@@ -47,7 +47,7 @@ func TestBrakeByHand(t *testing.T) {
 	require.Equal(t, table, ask("brake", "list"))
 	require.Equal(t, table, ask("brake", "list", "mail of the shop", "payments"))
 	require.Contains(t, strings.Join(strings.Fields(ask("status").out), " "), "brake payments "+
-		"stopped by hand until <time> by anna: it \\x1b[2Jmoves, since <time>; millpond brake start ")
+		"stopped by hand by anna, ends at <time>: it \\x1b[2Jmoves, since <time>; millpond brake start ")
 
 	o := tool(t, url, "", "--url", url, "--json", "brake", "list")
 	states := decoded[[]header.BrakeState](t, o.out)[0]

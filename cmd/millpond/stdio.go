@@ -165,7 +165,7 @@ func when(t time.Time) string {
 	if t.IsZero() {
 		return "-"
 	}
-	return t.UTC().Format("2006-01-02 15:04:05Z")
+	return overview.At(t)
 }
 
 // plural is a number of messages.

@@ -163,7 +163,7 @@ func trouble(w *shop.World, queue string) []string {
 	case "keyed":
 		return []string{fmt.Sprintf(`key "k 1" is blocked by a dead letter, %d behind it`, w.Behind)}
 	case shop.Braked:
-		list = append(list, "stopped by hand until "+at+" by anna: it moves")
+		list = append(list, "stopped by hand by anna, ends at "+at+": it moves")
 	case shop.Down:
 		list = append(list, fmt.Sprintf("no consumer, and %d messages wait to come back",
 			w.WaitingOf(queue)))
@@ -274,7 +274,7 @@ func (h *house) pageNumbers(t *testing.T, w *shop.World, waiting func(queue stri
 		return maps.Equal(want, shown) || time.Since(began) > time.Minute
 	})
 	require.Equal(t, want, shown)
-	require.Contains(t, first, "brake "+shop.Brake+"</strong>: stopped by hand until ")
+	require.Contains(t, first, "brake "+shop.Brake+"</strong>: stopped by hand by anna, ends <time ")
 	require.Contains(t, first, "Not consumed, so that messages stay: <code>"+shop.Braked+"</code></p>")
 	require.Contains(t, first, "12 of 12.")
 	for _, queue := range []string{"gone", "vanished"} {

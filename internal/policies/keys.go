@@ -32,6 +32,12 @@ var (
 // judgement is the effect of the key on one queue or exchange of a plan; "" for no harm.
 type judgement func(s *subject, r Rule) (Severity, string)
 
+// MayHarm reports whether a key of a policy can harm messages of some queue, or is not known.
+func MayHarm(key string) bool {
+	k, known := policyKeys[key]
+	return !known || k.main != nil || k.wait != nil || k.keep != nil || k.exchange != nil
+}
+
 // policyKeys are all keys that RabbitMQ 3.10, 4.0 and 4.3 know, as policies and as operator
 // policies. Judge names a key that is missing here.
 var policyKeys = map[string]policyKey{

@@ -197,10 +197,13 @@ func (v View) strandedAt() (first time.Time) {
 func (l *incidents) brake(b header.BrakeState, queues []string) {
 	text := "stopped"
 	if b.Manual {
-		text += " by hand until " + timeText(b.Until)
+		text += " by hand"
 	}
 	if b.By != "" {
 		text += " by " + b.By
+	}
+	if b.Manual {
+		text += ", ends at " + timeText(b.Until)
 	}
 	if b.Cause != "" {
 		text += ": " + b.Cause

@@ -104,7 +104,7 @@ func TestIncidents(t *testing.T) {
 		"4 keyed: key (masked) is blocked by a dead letter, 2 behind it [12:00]",
 		"5 grows: 40 dead letters +40",
 		"5 comes: 2 dead letters, and more come now",
-		"6 pay: stopped by hand until 2026-03-01 12:00:00Z by anna: it moves [12:00]",
+		"6 pay: stopped by hand by anna, ends at 2026-03-01 12:00:00Z: it moves [12:00]",
 		"7 garbage: 900 dead letters +0",
 		"7 idle: no consumer, and nothing is in it, or a brake is stopped [12:01]",
 		"7 unmatched: its dead-letter queue is not known: see --dlq",
@@ -124,7 +124,7 @@ func TestTextOfABrake(t *testing.T) {
 			Since: noon, By: "shop@a/7", Cause: "9 of 10 failed", Prober: "shop@b/8",
 		},
 		"stopped by shop@a/7; no process probes": {Since: noon, By: "shop@a/7"},
-		"stopped by hand until 2026-03-01 13:00:00Z": {
+		"stopped by hand, ends at 2026-03-01 13:00:00Z": {
 			Since: noon, Manual: true, Until: noon.Add(time.Hour),
 		},
 		"stopped; the process that probes does not answer, so nothing more is known": {},

@@ -532,20 +532,13 @@ func (p *parts) finish(d *derivation) {
 	}
 }
 
-// risky reports whether a policy has a key that may delete or misdirect messages.
+// risky reports whether a policy has a key that may harm messages. It spares most vhosts the
+// judgement of each plan.
 func (s *seen) risky() bool {
 	set := s.manager.Policies()
 	return set != nil && slices.ContainsFunc(slices.Concat(set.User, set.Operator),
 		func(p management.Policy) bool {
-			for _, key := range []string{
-				"message-ttl", "expires", "max-length", "max-length-bytes", "overflow", "delivery-limit",
-				"dead-letter-routing-key",
-			} {
-				if _, has := p.Definition[key]; has {
-					return true
-				}
-			}
-			return false
+			return slices.ContainsFunc(slices.Collect(maps.Keys(p.Definition)), policies.MayHarm)
 		})
 }
 

@@ -39,7 +39,7 @@ func TestBrakesByForms(t *testing.T) {
 	require.Regexp(t,
 		name+` stopped by hand Start \d+ s ago in 59 min local it &lt;moves&gt; braked`, stopped)
 	now := v.get("/").text()
-	require.Regexp(t, `brake `+name+` : stopped by hand until .* by local: it &lt;moves&gt;.* `+
+	require.Regexp(t, `brake `+name+` : stopped by hand by local, ends .*: it &lt;moves&gt;.* `+
 		`braked .*Start`, now)
 	require.Contains(t, v.post("/brakes/start?name="+url.QueryEscape(name), url.Values{}).text(),
 		name+" open")

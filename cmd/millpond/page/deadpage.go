@@ -20,6 +20,8 @@ const (
 	// perPage letters are on a page of the list, and maxGroups causes are shown.
 	perPage   = 50
 	maxGroups = 100
+	// fewSources are so few that a look asks each of them, whatever the broker has counted.
+	fewSources = 20
 	// bins are the columns of a sparkline.
 	bins = 40
 )
@@ -362,8 +364,8 @@ func (h *Handler) lookDead(w http.ResponseWriter, r *http.Request) error {
 	}
 	var started []*task
 	for _, src := range v.Sources {
-		if src.Dead.Total.N == 0 && len(v.Sources) > 1 {
-			// The broker counts late: a queue alone is looked at also where it seems empty.
+		if src.Dead.Total.N == 0 && len(v.Sources) > fewSources {
+			// The broker counts late: a few queues are looked at also where they seem empty.
 			h.letters.end(emptyPile(src.Queue, key))
 			continue
 		}

@@ -3,6 +3,7 @@ package page
 import (
 	"encoding/json"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/millpond-go/millpond/cmd/millpond/internal/history"
@@ -15,15 +16,24 @@ type queueView struct {
 	Main      operate.Main
 	Incidents []operate.Incident
 	// Range is the time of the charts, of Ranges.
-	Range  string
-	Ranges []string
+	Range  time.Duration
+	Ranges []time.Duration
 	Charts [][2]string // the names and the titles of columns
 }
 
-// ranges are the times that a chart can show. More than an hour needs Prometheus.
-var ranges = map[string]time.Duration{
-	"1h": time.Hour, "6h": 6 * time.Hour, "1d": 24 * time.Hour, "7d": 7 * 24 * time.Hour,
-	"30d": 30 * 24 * time.Hour,
+// ranges returns the times that charts can show, and the one that a request has chosen. More than
+// an hour needs Prometheus.
+func (h *Handler) ranges(r *http.Request) (all []time.Duration, chosen time.Duration) {
+	all = []time.Duration{10 * time.Minute, time.Hour}
+	if h.past != nil {
+		const day = 24 * time.Hour
+		all = append(all, 6*time.Hour, day, 7*day, 30*day)
+	}
+	chosen, _ = time.ParseDuration(r.URL.Query().Get("range"))
+	if !slices.Contains(all, chosen) {
+		chosen = time.Hour
+	}
+	return all, chosen
 }
 
 func (h *Handler) queue(w http.ResponseWriter, r *http.Request) error {
@@ -31,15 +41,13 @@ func (h *Handler) queue(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	v := queueView{Now: time.Now(), Main: main, Range: rangeOf(r), Charts: [][2]string{
+	v := queueView{Now: time.Now(), Main: main, Charts: [][2]string{
 		{"dead", "Dead letters"},
 		{"ready", "Ready messages"},
 		{"in out", "In and out, a second"},
 		{"retries", "Retries a second"},
 	}}
-	if h.past != nil {
-		v.Ranges = []string{"1h", "6h", "1d", "7d", "30d"}
-	}
+	v.Ranges, v.Range = h.ranges(r)
 	for _, i := range s.Incidents {
 		if i.Concerns(main.Name) {
 			v.Incidents = append(v.Incidents, i)
@@ -58,13 +66,6 @@ func (h *Handler) queueOf(r *http.Request) (s *sight, main operate.Main, err err
 	return s, main, err
 }
 
-func rangeOf(r *http.Request) string {
-	if name := r.URL.Query().Get("range"); ranges[name] != 0 {
-		return name
-	}
-	return "1h"
-}
-
 // chart answers the points of a queue as JSON.
 func (h *Handler) chart(w http.ResponseWriter, r *http.Request) error {
 	_, main, err := h.queueOf(r)
@@ -75,8 +76,8 @@ func (h *Handler) chart(w http.ResponseWriter, r *http.Request) error {
 		history.Chart
 		Note string `json:"note,omitempty"`
 	}{}
-	now, long := time.Now(), ranges[rangeOf(r)]
-	if h.past != nil && long > time.Hour {
+	now := time.Now()
+	if _, long := h.ranges(r); long > time.Hour {
 		names := history.Names{Vhost: h.vhost, Queue: main.Name}
 		for _, d := range main.Dead {
 			names.Dead = append(names.Dead, d.Name)

@@ -36,9 +36,9 @@ type nowView struct {
 	Now time.Time
 	// MayAct decides about buttons. A part of the page is the same for all who may act.
 	MayAct bool
-	// List are the first incidents, and More the others.
-	List []incident
-	More int
+	// List are the first incidents, Calm those that are not urgent, and More counts the others.
+	List, Calm []incident
+	More       int
 	// Rows are the first of the Matching queues, whose names have Query in them.
 	Query       string
 	Rows        []queueRow
@@ -125,9 +125,13 @@ func (h *Handler) overview(s *sight, query string) nowView {
 	o := nowView{sight: s, Now: time.Now(), Query: strings.TrimSpace(query)}
 	for _, i := range s.Incidents[:min(len(s.Incidents), maxIncidents)] {
 		w, query := s.wayOf(i)
-		o.List = append(o.List, incident{i, w, urgencies[i.Urgency], query})
+		list := &o.List
+		if i.Urgency == calm {
+			list = &o.Calm
+		}
+		*list = append(*list, incident{i, w, urgencies[i.Urgency], query})
 	}
-	o.More = len(s.Incidents) - len(o.List)
+	o.More = len(s.Incidents) - len(o.List) - len(o.Calm)
 	rows, of := s.Vhost.ByUrgency(s.Incidents)
 	part := strings.ToLower(o.Query)
 	rows = slices.DeleteFunc(rows, func(m operate.Main) bool {
@@ -147,7 +151,9 @@ func (h *Handler) overview(s *sight, query string) nowView {
 	return o
 }
 
-// urgencies are words beside the colours.
+// calm is the last of the urgencies, which are words beside the colours.
+const calm = 7
+
 var urgencies = []string{
 	"", "in danger", "not consumed", "off the way", "blocked", "growing", "stopped", "not urgent",
 }

@@ -3,6 +3,7 @@ package page
 import (
 	"fmt"
 	"html/template"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -86,8 +87,20 @@ func when(t time.Time) template.HTML {
 		text = one(since) + " ago"
 	}
 	return template.HTML(fmt.Sprintf(`<time datetime="%s" title="%s">%s</time>`,
-		t.UTC().Format(time.RFC3339), t.UTC().Format("2006-01-02 15:04:05 UTC"), text))
+		t.UTC().Format(time.RFC3339), overview.At(t), text))
 }
+
+// said is a sentence, in which times are shown as when shows them.
+func said(n int, text string) template.HTML {
+	text = template.HTMLEscapeString(oneLine(n, text))
+	return template.HTML(times.ReplaceAllStringFunc(text, func(part string) string {
+		t, _ := time.Parse(time.DateTime+"Z", strings.TrimPrefix(part, "at "))
+		return string(when(t))
+	}))
+}
+
+// times are those that overview.At writes.
+var times = regexp.MustCompile(`(at )?\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ`)
 
 // one is a duration with one unit: 4 h.
 func one(d time.Duration) string {
@@ -139,6 +152,7 @@ func functions(base string) template.FuncMap {
 		"line":    oneLine,
 		"visible": func(text string) string { return visible(text, true) },
 		"when":    when,
+		"said":    said,
 		"about":   about,
 		"delay":   delay,
 		"number":  number,

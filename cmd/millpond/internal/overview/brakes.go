@@ -34,14 +34,13 @@ func (b FormerStop) Said(separator string) string {
 	if !b.Stopped {
 		return ""
 	}
-	at := func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05Z") }
 	text := "it was stopped"
 	if b.By != "" {
 		text += " by " + b.By
 	}
-	text += " since " + at(b.Since)
+	text += " since " + At(b.Since)
 	if b.Manual {
-		text += " until " + at(b.Until)
+		text += " until " + At(b.Until)
 	}
 	if b.Cause != "" {
 		text += ": " + b.Cause

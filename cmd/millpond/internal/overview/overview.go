@@ -31,6 +31,9 @@ func Digits(n int) string {
 	return text
 }
 
+// At is a time as sentences have it.
+func At(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05Z") }
+
 // About is a duration with one or two units, such as 5 s, 3 min or 2 h 10 min.
 func About(d time.Duration) string {
 	d = max(d, 0)

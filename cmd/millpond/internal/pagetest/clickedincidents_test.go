@@ -266,3 +266,37 @@ func blockedKey(t *testing.T, y *yard) {
 	i.confirm(`Replay 1 letter of key "k 1"`)
 	i.AwaitBodies("bad 1", "2", "3")
 }
+
+// A service is down, and nobody has stopped it: its messages stay until it is up again.
+func deadConsumer(t *testing.T, y *yard) {
+	i := newIncident(t, y, quick, nil)
+	i.h.Services["orders"].Stop()
+	i.Place(0, 4)
+	i.begin()
+	i.see("orders: no consumer for 4 ready messages")
+	i.press("Its last hour")
+	i.see("4 ready, consumers: 0")
+	i.Start()
+	i.AwaitHandled(4)
+	i.press("Now")
+	i.see("Nothing is wrong.")
+	require.LessOrEqual(t, i.clicks, most, "clicks")
+}
+
+// The warehouse counts its goods: for an hour no process takes an order.
+func stopConsuming(t *testing.T, y *yard) {
+	h := y.newHouse(t)
+	i := &incident{h: h, t: t}
+	rig.StartBraked(t, rig.Braked{URL: h.URL, Queue: "orders", Name: "goods", Handle: rig.Succeed})
+	i.open()
+	i.begin()
+	i.press("Brakes")
+	i.press("Stop")
+	i.see("stopped by hand", "in 59 min")
+	i.shot("stopped")
+	i.press("Now")
+	i.see("brake goods: stopped by hand by")
+	i.press("Start")
+	i.see("open")
+	require.LessOrEqual(t, i.clicks, most, "clicks, to the end of the stop")
+}

@@ -30,6 +30,8 @@ func TestPage(t *testing.T) {
 		{"stranded", stranded},
 		{"long wait", longWait},
 		{"blocked key", blockedKey},
+		{"dead consumer", deadConsumer},
+		{"stop consuming", stopConsuming},
 		{"hands", handsOnRows},
 		{"hostile texts", hostileTexts},
 		{"numbers move", numbersMove},
@@ -146,7 +148,7 @@ func (h *house) pages(b *tab, w *shop.World) []named {
 	b.visit("/")
 	b.see(fmt.Sprintf("gone: %d messages wait for it", w.Waiting["gone"]),
 		fmt.Sprintf("vanished: %d messages wait for it", w.Waiting["vanished"]),
-		"brake "+shop.Brake+": stopped by hand until", "stock: no consumer, ",
+		"brake "+shop.Brake+": stopped by hand by anna, ends in", "stock: no consumer, ",
 		fmt.Sprintf(`key "k 1" is blocked by a dead letter, %d behind it`, w.Behind))
 	b.await(fmt.Sprintf(`[...document.querySelectorAll("td[data-label=Dead]")].reduce(
 		(sum, cell) => sum + Number(cell.innerText), 0) === %d`, dead))

@@ -19,11 +19,15 @@
 
   const draw = (element, data) => {
     const columns = element.dataset.chart.split(" ");
+    const counts = ["dead", "ready"].includes(columns[0]);
+    const seconds = Number(box.dataset.seconds), end = data.t.at(-1);
+    const text = (v) => (v == null ? "–" : Number(v.toPrecision(4)).toLocaleString());
     const series = columns.map((name, i) => ({
       label: name, stroke: colour(colours[i]), width: 2, points: { show: data.columns[name].filter((v) => v != null).length < 3 },
-      value: (_, v) => (v == null ? "–" : Number(v.toPrecision(4)).toLocaleString()),
+      fill: i ? null : `color-mix(in srgb, ${colour(colours[i])} 12%, transparent)`,
+      value: (_, v, __, at) => text(at == null ? data.columns[name].at(-1) : v), // the last one without a pointer
     }));
-    const long = data.t.at(-1) - data.t[0] > 86400;
+    const long = seconds > 86400;
     const time = new Intl.DateTimeFormat(undefined, long ? { day: "numeric", month: "short" } :
       { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
     const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 } };
@@ -31,13 +35,14 @@
     drawn.get(element)?.destroy();
     drawn.set(element, new uPlot({
       width: Math.max(element.clientWidth, 200), height: 180,
-      series: [{ label: "time", value: (_, at) => (at == null ? "–" : new Date(1000 * at).toLocaleString()) }, ...series],
-      axes: [{ ...axis, space: 60, values: (_, all) => all.map((at) => time.format(1000 * at)) }, { ...axis, size: 60 }],
-      scales: { y: { range: (_, low, high) => [0, Math.max(1, high * 1.05)] } },
+      series: [{ label: "time", value: (_, at) => (at == null ? "now" : new Date(1000 * at).toLocaleString()) }, ...series],
+      axes: [{ ...axis, space: 60, values: (_, all) => all.map((at) => time.format(1000 * at)) },
+        { ...axis, size: 60, values: (_, all) => all.map((v) => (counts && v % 1 ? "" : v.toLocaleString())) }],
+      scales: { x: { range: () => [end - seconds, end] }, y: { range: (_, low, high) => [0, Math.max(1, high * 1.05)] } },
       cursor: { drag: { x: false, y: false }, sync: { key: "queue" } },
     }, values, element));
     const now = columns.map((name) => name + " " + (data.columns[name].at(-1) ?? "not known"));
-    const grown = columns[0] === "dead" || columns[0] === "ready" ? growth(data.t, values[1]) : "";
+    const grown = counts ? growth(data.t, values[1]) : "";
     const caption = element.previousElementSibling;
     element.setAttribute("aria-label", caption.textContent + ": now " +
       now.join(", ") + (grown ? ", " + grown : ""));

@@ -169,7 +169,7 @@ function step(by) {
 }
 
 const sheet = document.getElementById("sheet");
-const places = { n: "/", d: "/dead", w: "/waiting", s: "/stranded" };
+const places = { n: "/", d: "/dead", w: "/waiting", s: "/stranded", b: "/brakes" };
 const keys = {
   j: () => step(1),
   k: () => step(-1),

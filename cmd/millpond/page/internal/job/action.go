@@ -153,7 +153,7 @@ func (a Action) Outcome() string {
 		return "waits for its confirmation; nothing was moved"
 	case StateInterrupted:
 		return fmt.Sprintf("interrupted at %s or more, as noted at %s, because the process ended; "+
-			"none is lost", of, a.Noted.UTC().Format("15:04:05 UTC"))
+			"none is lost", of, overview.At(a.Noted))
 	case StateStopped, StateFailed:
 		return fmt.Sprintf("%s at %s; the others are where they were", a.State, of)
 	}

@@ -213,9 +213,9 @@ func (a *action) lookKey(
 	}
 	found, err = a.count(ctx, o, operate.Filter{})
 	if k.Mark != "" {
-		found.Notes = append(found.Notes, fmt.Sprintf("the dead letter %q blocks the key since %s; "+
+		found.Notes = append(found.Notes, fmt.Sprintf("the dead letter %q blocks the key; it came at %s; "+
 			"messages of the key that wait behind it: %d", k.MessageID,
-			k.Blocked.UTC().Format("2006-01-02 15:04:05 UTC"), k.Waiting))
+			overview.At(k.Blocked), k.Waiting))
 	}
 	if a.Count == 0 && k.Replayed {
 		a.Count = 1
