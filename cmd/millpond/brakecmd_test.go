@@ -80,7 +80,7 @@ func TestBrakeByHand(t *testing.T) {
 	require.Contains(t, ask("brake", "stop", shop).out, "brake "+shop+" is stopped")
 	rig.WaitFor(t, "the names of the queues", func() bool {
 		out := strings.Join(strings.Fields(ask("status").out), " ")
-		return strings.HasPrefix(out, "brake "+shop+" stopped by hand until <time>") &&
+		return strings.HasPrefix(out, "brake "+shop+" stopped by hand by ") &&
 			strings.Contains(out, ", since <time>; not consumed: mail, orders; millpond brake start")
 	})
 }

@@ -35,15 +35,17 @@ func (h *Handler) brakes(w http.ResponseWriter, r *http.Request) error {
 	}
 	v := brakesView{Name: r.URL.Query().Get("name")}
 	states := s.Vhost.Stopped
-	operator, err := h.connected(r.Context())
-	if err == nil {
+	if len(s.Vhost.Brakes) > 0 {
 		var now []header.BrakeState
-		if now, err = operator.Brakes(r.Context()); err == nil {
-			states = now
+		operator, err := h.connected(r.Context())
+		if err == nil {
+			now, err = operator.Brakes(r.Context())
 		}
-	}
-	if err != nil {
-		v.Err = err.Error()
+		if err == nil {
+			states = now
+		} else {
+			v.Err = err.Error()
+		}
 	}
 	braked := map[string]bool{}
 	for _, b := range s.Vhost.Brakes {

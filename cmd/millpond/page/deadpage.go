@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"html/template"
+	"math"
 	"net/http"
 	"slices"
 	"strconv"
@@ -191,8 +192,7 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 	if err != nil {
 		return err
 	}
-	v.ByQueue = map[string]int{}
-	first, last := int64(0), int64(0)
+	first, last := int64(math.MaxInt64), int64(0)
 	for i := range v.Sources {
 		src := &v.Sources[i]
 		if src.pile == nil {
@@ -206,18 +206,15 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 		}
 		left, err := src.pile.chosen(chosen, func(s *stub, _ *detail) {
 			v.Chosen++
-			v.ByQueue[src.pile.origins.values[s.from].queue]++
 			if s.dead != 0 {
-				if first == 0 || s.dead < first {
-					first = s.dead
-				}
-				last = max(last, s.dead)
+				first, last = min(first, s.dead), max(last, s.dead)
 			}
 		})
 		if v.Left += left; err != nil {
 			return err
 		}
 	}
+	v.ByQueue = map[string]int{}
 	groups := map[string]*group{}
 	listed := 0
 	for i := range v.Sources {
@@ -225,8 +222,20 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 		if src.pile == nil {
 			continue
 		}
-		_, err := src.pile.chosen(chosen, func(s *stub, d *detail) {
-			c := &src.pile.causes.values[s.cause]
+		tallies, err := src.pile.tallies(chosen, first, last, func(s *stub, d *detail) {
+			if listed/perPage+1 == page {
+				v.Letters = append(v.Letters, letterRowOf(src, s, d))
+			}
+			listed++
+		})
+		if err != nil {
+			return err
+		}
+		for number, t := range tallies {
+			if t == nil {
+				continue
+			}
+			c := &src.pile.causes.values[number]
 			g := groups[c.id]
 			if g == nil {
 				g = &group{times: make([]int, bins), Group: operate.Group{
@@ -235,16 +244,7 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 				}}
 				groups[g.ID] = g
 			}
-			g.add(s.dead, &src.pile.origins.values[s.from], first, last)
-			if d != nil {
-				if listed/perPage+1 == page {
-					v.Letters = append(v.Letters, letterRowOf(src, s, d))
-				}
-				listed++
-			}
-		})
-		if err != nil {
-			return err
+			g.add(t, src.pile.origins.values, v.ByQueue)
 		}
 	}
 	v.Page, v.Pages = page, (listed+perPage-1)/perPage
@@ -253,7 +253,7 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 		v.Groups = v.Groups[:maxGroups]
 	}
 	over := ""
-	if last > first && first != 0 {
+	if last > first {
 		v.Range = about(time.Duration(last-first) * time.Millisecond)
 		over = " over " + v.Range + ", the newest at the right"
 	}
@@ -292,22 +292,31 @@ func (v *deadView) Mains(counts map[string]int) (list []share) {
 	return list
 }
 
-func (g *group) add(dead int64, from *origin, first, last int64) {
-	g.Count++
-	g.Queues[from.queue]++
-	g.Handlers[from.handler]++
-	g.Reasons[from.reason]++
-	if dead == 0 {
+// add adds the letters of a tally, also to those of their queues.
+func (g *group) add(t *tally, origins []origin, byQueue map[string]int) {
+	for number, n := range t.from {
+		if n == 0 {
+			continue
+		}
+		from := &origins[number]
+		g.Count += n
+		g.Queues[from.queue] += n
+		g.Handlers[from.handler] += n
+		g.Reasons[from.reason] += n
+		byQueue[from.queue] += n
+	}
+	if t.last == 0 {
 		return
 	}
-	at := time.UnixMilli(dead)
-	if g.First.IsZero() || at.Before(g.First) {
+	if at := time.UnixMilli(t.first); g.First.IsZero() || at.Before(g.First) {
 		g.First = at
 	}
-	if at.After(g.Last) {
+	if at := time.UnixMilli(t.last); at.After(g.Last) {
 		g.Last = at
 	}
-	g.times[min(int((dead-first)*bins/max(last-first, 1)), bins-1)]++
+	for i, n := range t.times {
+		g.times[i] += n
+	}
 }
 
 func sortedGroups(groups map[string]*group) []group {
@@ -406,6 +415,9 @@ func (h *Handler) lookAt(
 			return nil, err
 		}
 		p, room := h.letters.begin(src.Queue, key)
+		if key == "" { // it chooses all letters, perhaps a million
+			p.stubs = make([]stub, 0, max(src.Dead.Total.N, 0))
+		}
 		for l, err := range operator.Dead(ctx, src.plan, chosen, 0) {
 			if err != nil {
 				return nil, err

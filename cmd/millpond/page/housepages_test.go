@@ -100,7 +100,7 @@ func TestPageShowsTheHouse(t *testing.T) {
 	} {
 		require.Contains(t, one.text(), want)
 	}
-	require.Contains(t, one.body, `title="`+at.UTC().Format("2006-01-02 15:04:05 UTC"))
+	require.Contains(t, one.body, `title="`+at.UTC().Format("2006-01-02 15:04:05Z"))
 	require.NotContains(t, one.body, "9876")
 	file := v.post(strings.Replace(html.UnescapeString(link), "/letter", "/letter/download", 1),
 		url.Values{})

@@ -1,6 +1,7 @@
 package page
 
 import (
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -239,28 +240,69 @@ func (p *pile) chosen(
 		return 0, err
 	}
 	groups := strings.Split(f.Group, ",")
+	causes, origins := make([]bool, len(p.causes.values)), make([]bool, len(p.origins.values))
+	for i, c := range p.causes.values {
+		causes[i] = f.Group == "" || slices.Contains(groups, c.id)
+	}
+	for i, from := range p.origins.values {
+		origins[i] = (len(f.Queues) == 0 || slices.Contains(f.Queues, from.queue)) &&
+			(f.Reason == "" || f.Reason == header.Reason(from.reason)) &&
+			(f.Handler == "" || f.Handler == from.handler)
+	}
+	since, until := int64(math.MinInt64), int64(math.MaxInt64) // a letter without a time is at 0
+	if !f.Since.IsZero() {
+		since = max(f.Since.UnixMilli(), 1)
+	}
+	if !f.Until.IsZero() {
+		since, until = max(since, 1), f.Until.UnixMilli()
+	}
+	all := detailed.IsZero()
 	for i := range p.stubs {
 		s := &p.stubs[i]
-		from := &p.origins.values[s.from]
-		switch {
-		case len(f.Queues) > 0 && !slices.Contains(f.Queues, from.queue),
-			f.Reason != "" && f.Reason != header.Reason(from.reason),
-			f.Handler != "" && f.Handler != from.handler,
-			f.Group != "" && !slices.Contains(groups, p.causes.values[s.cause].id),
-			!f.Since.IsZero() && (s.dead == 0 || s.dead < f.Since.UnixMilli()),
-			!f.Until.IsZero() && (s.dead == 0 || s.dead >= f.Until.UnixMilli()):
+		if !causes[s.cause] || !origins[s.from] || s.dead < since || s.dead >= until {
 			continue
 		}
 		var d *detail
 		if i < len(p.details) {
 			d = &p.details[i]
-			if !chooses(operate.Letter{ID: d.id, Error: d.err}) {
+			if !all && !chooses(operate.Letter{ID: d.id, Error: d.err}) {
 				continue
 			}
-		} else if left++; !detailed.IsZero() {
+		} else if left++; !all {
 			continue
 		}
 		do(s, d)
 	}
 	return left, nil
+}
+
+// tally counts letters of a cause.
+type tally struct {
+	first, last int64 // as stub.dead
+	from        []int // by the numbers of their origins
+	times       [bins]int
+}
+
+// tallies counts the letters of a look that meet the filter, by the numbers of their causes, in
+// columns of the time from first to last. each gets the details that are kept.
+func (p *pile) tallies(
+	f operate.Filter, first, last int64, each func(*stub, *detail),
+) ([]*tally, error) {
+	all := make([]*tally, len(p.causes.values))
+	_, err := p.chosen(f, func(s *stub, d *detail) {
+		t := all[s.cause]
+		if t == nil {
+			t = &tally{from: make([]int, len(p.origins.values)), first: math.MaxInt64}
+			all[s.cause] = t
+		}
+		t.from[s.from]++
+		if s.dead != 0 {
+			t.first, t.last = min(t.first, s.dead), max(t.last, s.dead)
+			t.times[min(int((s.dead-first)*bins/max(last-first, 1)), bins-1)]++
+		}
+		if d != nil {
+			each(s, d)
+		}
+	})
+	return all, err
 }

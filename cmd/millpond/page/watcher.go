@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -46,9 +47,11 @@ func (s *sight) main(name string) (operate.Main, error) {
 	return main, nil
 }
 
-// lookLimit bounds a look, and patience how long a page waits for one if it can show an older one.
+// lookLimit bounds a look. A page waits for one if its sight is older than young, for no longer than
+// patience if it has one.
 const (
 	lookLimit = time.Minute
+	young     = 5 * time.Second
 	patience  = 2 * time.Second
 )
 
@@ -63,6 +66,7 @@ type watcher struct {
 	mu      sync.Mutex
 	last    *sight
 	next    time.Time     // no look before it
+	renewed time.Time     // older sights are old
 	running chan struct{} // closed when the look under way ends; nil if there is none
 }
 
@@ -73,14 +77,15 @@ func newWatcher(
 	return &watcher{ctx: ctx, interval: interval, look: look, seen: seen, last: new(sight)}
 }
 
-// sight returns the last sight. If that is old, a look begins; the sight is waited for, but not for
-// long if there is an older one.
+// sight returns the last sight. If that is old, a look begins, and is waited for, but not for long
+// if there is an older one.
 func (w *watcher) sight(ctx context.Context) *sight {
 	w.mu.Lock()
 	w.begin(false)
 	running, older := w.running, !w.last.At.IsZero()
+	old := time.Since(w.last.At) > young || w.last.At.Before(w.renewed)
 	w.mu.Unlock()
-	if running != nil {
+	if running != nil && old {
 		if older {
 			limited, cancel := context.WithTimeout(ctx, patience)
 			defer cancel()
@@ -101,11 +106,11 @@ func (w *watcher) lastSight() *sight {
 	return w.last
 }
 
-// renew lets the next page look anew.
+// renew lets the next page look anew, and wait for that.
 func (w *watcher) renew() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.next = time.Time{}
+	w.next, w.renewed = time.Time{}, time.Now()
 }
 
 // sample looks once in each step of the history, also while no page is open.
@@ -186,23 +191,24 @@ type hub struct {
 	changed chan struct{} // closed at the next change
 }
 
-// part is the HTML of an element that has the attribute data-live with the part's name.
+// part is the event with the HTML of an element that has the attribute data-live with its name.
 type part struct {
-	n    uint64
-	html []byte
+	n     uint64
+	event []byte
 }
 
 func newHub() *hub { return &hub{last: map[string]part{}, changed: make(chan struct{})} }
 
 // send shows a part on all open pages. Equal HTML is not sent again.
 func (h *hub) send(name string, html []byte) {
+	event := eventOf(name, html)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if bytes.Equal(h.last[name].html, html) {
+	if bytes.Equal(h.last[name].event, event) {
 		return
 	}
 	h.n++
-	h.last[name] = part{h.n, html}
+	h.last[name] = part{h.n, event}
 	close(h.changed)
 	h.changed = make(chan struct{})
 }
@@ -222,17 +228,19 @@ func (h *hub) drop(name string) {
 	delete(h.last, name)
 }
 
-// since returns the parts that are newer than those in seen, which it updates.
-func (h *hub) since(seen map[string]uint64) (parts map[string][]byte, changed <-chan struct{}) {
+// since returns the events of the parts with these names, or of all without names, that are newer
+// than those in seen, which it updates.
+func (h *hub) since(
+	seen map[string]uint64, names []string,
+) (events [][]byte, changed <-chan struct{}) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	parts = map[string][]byte{}
 	for name, p := range h.last {
-		if p.n > seen[name] {
-			parts[name], seen[name] = p.html, p.n
+		if p.n > seen[name] && (len(names) == 0 || slices.Contains(names, name)) {
+			events, seen[name] = append(events, p.event), p.n
 		}
 	}
-	return parts, h.changed
+	return events, h.changed
 }
 
 // beat is how often a stream without news shows that it lives, and writeLimit how long a browser
@@ -242,7 +250,8 @@ const (
 	writeLimit = 10 * time.Second
 )
 
-// events is the stream of server-sent events: each is a part of the page.
+// events is the stream of server-sent events: each is a part of the page, of those that the request
+// names.
 func (h *Handler) events(w http.ResponseWriter, r *http.Request) error {
 	select {
 	case h.streams <- struct{}{}:
@@ -260,21 +269,19 @@ func (h *Handler) events(w http.ResponseWriter, r *http.Request) error {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("X-Accel-Buffering", "no")
 	stream := http.NewResponseController(w)
-	seen := map[string]uint64{}
+	seen, names := map[string]uint64{}, r.URL.Query()["part"]
 	ticker := time.NewTicker(beat)
 	defer ticker.Stop()
 	for {
-		parts, changed := h.hub.since(seen)
-		var text bytes.Buffer
-		for name, html := range parts {
-			writeEvent(&text, name, html)
-		}
-		if text.Len() == 0 {
-			text.WriteString(": still here\n\n")
+		events, changed := h.hub.since(seen, names)
+		if len(events) == 0 {
+			events = [][]byte{[]byte(": still here\n\n")}
 		}
 		_ = stream.SetWriteDeadline(time.Now().Add(writeLimit)) // not every writer can
-		if _, err := w.Write(text.Bytes()); err != nil {
-			return nil //nolint:nilerr // the browser has gone
+		for _, event := range events {
+			if _, err := w.Write(event); err != nil {
+				return nil //nolint:nilerr // the browser has gone
+			}
 		}
 		if err := stream.Flush(); err != nil {
 			return nil //nolint:nilerr // the browser has gone
@@ -288,13 +295,13 @@ func (h *Handler) events(w http.ResponseWriter, r *http.Request) error {
 	}
 }
 
-// writeEvent writes a part as an event.
-func writeEvent(into *bytes.Buffer, name string, html []byte) {
-	into.WriteString("event: " + name + "\n")
+// eventOf is a part as an event.
+func eventOf(name string, html []byte) []byte {
+	event := []byte("event: " + name + "\n")
 	for line := range bytes.SplitSeq(html, []byte("\n")) {
-		into.WriteString("data: ")
-		into.Write(bytes.TrimRight(line, "\r"))
-		into.WriteByte('\n')
+		event = append(event, "data: "...)
+		event = append(event, bytes.TrimRight(line, "\r")...)
+		event = append(event, '\n')
 	}
-	into.WriteByte('\n')
+	return append(event, '\n')
 }

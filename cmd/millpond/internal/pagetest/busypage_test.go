@@ -117,7 +117,8 @@ func manyLetters(t *testing.T, y *yard) {
 // follow holds a stream of events open, as an open page does.
 func (s *server) follow() {
 	s.t.Helper()
-	request, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, s.site+"/events", nil)
+	request, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet,
+		s.site+"/events?part=now&part=queues&part=running", nil)
 	require.NoError(s.t, err)
 	answer, err := http.DefaultTransport.RoundTrip(request)
 	require.NoError(s.t, err)

@@ -79,7 +79,8 @@ function say(text) {
 
 function connect() {
   if (stream || document.hidden || parts.length === 0) return;
-  stream = new EventSource(base + "/events");
+  const names = new URLSearchParams(parts.map((part) => ["part", part.dataset.live]));
+  stream = new EventSource(base + "/events?" + names);
   stream.onopen = () => say("");
   stream.onerror = () => {
     say("The connection to the server is lost. The data grow old.");
