@@ -74,7 +74,10 @@ var queries = map[string]string{
 	"in": "sum(rate(rabbitmq_detailed_queue_messages_published_total" +
 		"{queue_vhost=VHOST,queue=QUEUE}[TIME])) or " +
 		"sum(rate(rabbitmq_detailed_queue_exchange_messages_published_total" + // of 4.3
-		"{queue_vhost=VHOST,queue=QUEUE}[TIME]))",
+		"{queue_vhost=VHOST,queue=QUEUE}[TIME])) or " +
+		// What was taken, and by how much the queue has grown.
+		"clamp_min(sum(rate(millpond_processing_seconds_count{queue=QUEUE}[TIME])) + " +
+		"max(deriv(millpond_queue_messages_ready{role=\"main\",name=QUEUE}[TIME])), 0)",
 	"out":     "sum(rate(millpond_processing_seconds_count{queue=QUEUE}[TIME]))",
 	"retries": "sum(rate(millpond_retries_total{queue=QUEUE}[TIME]))",
 }
