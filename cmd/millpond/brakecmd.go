@@ -182,19 +182,13 @@ func (a app) mayStop(ctx context.Context, c *cli.Command, o *operate.Operator, n
 		return err
 	}
 	known := "only the management API shows which there are (--" + flagManagement + ")"
-	s, err := a.open(ctx, c)
-	if err == nil && s.vhost != nil {
-		var names []string
-		for _, b := range s.vhost.Brakes {
-			if b.Name != name {
-				names = append(names, b.Name)
-			}
+	err = a.opened(ctx, c, func(s *session) error {
+		if s.vhost != nil {
+			others := slices.DeleteFunc(brakeNames(s.vhost), func(n string) bool { return n == name })
+			known = "other brakes: " + cmp.Or(some(others), "none")
 		}
-		known = "other brakes: " + cmp.Or(some(names), "none")
-	}
-	if err == nil {
-		err = s.operator.Close()
-	}
+		return nil
+	})
 	return errors.Join(err, notFound("no process shares a brake %q, so nothing was stopped; %s; for "+
 		"processes that start later pass --%s", name, known, flagNobodyUp))
 }
@@ -240,23 +234,23 @@ func (a app) brakeStart() *cli.Command {
 func (a app) onBrake(
 	ctx context.Context, c *cli.Command, f func(o *operate.Operator, name string) error,
 ) (err error) {
-	if c.NArg() != 1 {
-		return usage("%s takes the name of one brake, not %d arguments", c.FullName(), c.NArg())
+	name, err := argument(c, "the name of one brake")
+	if err != nil {
+		return err
 	}
 	o, err := a.connect(ctx, c, "")
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, o.Close()) }()
-	return f(o, c.Args().First())
+	return f(o, name)
 }
 
 // completeBrakes offers the names of brakes.
 func (a app) completeBrakes(ctx context.Context, c *cli.Command) {
-	a.complete(ctx, c, func(found *operate.View) (names []string) {
-		for _, b := range found.Brakes {
-			names = append(names, b.Name)
-		}
-		return names
-	})
+	a.complete(ctx, c, brakeNames)
+}
+
+func brakeNames(found *operate.View) []string {
+	return namesOf(found.Brakes, func(b operate.Brake) string { return b.Name })
 }

@@ -21,28 +21,29 @@ func (a app) deadGroups() *cli.Command {
 		Description: "Letters have one cause if their errors are the same without numbers, ids,\n" +
 			"addresses and texts in quotes. The ID of a group is a filter: --group ID.",
 		Flags: filterFlags(),
-		Action: a.onLetters(func(ctx context.Context, c *cli.Command, l *letters) error {
-			groups, err := operate.GroupByError(a.watched(ctx, l))
+		Action: a.onLetters(func(ctx context.Context, l *letters) error {
+			groups, err := operate.GroupByError(l.watched(ctx))
 			if err != nil {
 				return err
 			}
-			return a.groups(c, l.plan.Queue, groups)
+			return a.groups(l.c, l.plan.Queue, groups)
 		}),
 	}
 }
 
 // watched returns the chosen letters, and shows on a terminal how far it is.
-func (a app) watched(ctx context.Context, l *letters) iter.Seq2[operate.Letter, error] {
+func (l *letters) watched(ctx context.Context) iter.Seq2[operate.Letter, error] {
 	dead := l.operator.Dead(ctx, l.plan, l.filter, l.limit)
-	bar := a.newBar("looking")
+	bar := l.newBar("looking")
 	if !bar.active {
 		return dead
 	}
+	main, _ := l.found(l.plan.Queue) // 0 letters where the broker has not counted them
 	return func(yield func(operate.Letter, error) bool) {
-		defer fmt.Fprint(a.err, "\r\x1b[K")
+		defer fmt.Fprint(l.err, "\r\x1b[K")
 		for letter, err := range dead {
 			if n := letter.Position; err == nil {
-				bar.show(operate.Progress{Total: max(l.total, n), Seen: n, Done: n})
+				bar.show(operate.Progress{Total: max(main.DeadLetters.N, n), Seen: n, Done: n})
 			}
 			if !yield(letter, err) {
 				return

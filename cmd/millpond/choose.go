@@ -22,40 +22,34 @@ const aboutQueues = "Without QUEUE it acts on all queues of the virtual host.\n"
 const aboutPositions = `An ID may also be the position of a letter, #1: its number in the list of
 all dead letters of the queue, at the time of this command. Quote it for the shell: '#1'.`
 
-// letters are the dead letters, or the stranded messages, that a command works on.
+// letters are the dead letters, or the stranded messages, of one queue that a command works on.
 type letters struct {
+	*session
 	kind
-	operator *operate.Operator
-	plan     topology.Plan // of stranded messages: the queue that has them, as Dead
-	filter   operate.Filter
-	limit    int
-	total    int  // in the queue, as the broker has counted; 0 where that is not known
-	guess    bool // the wait queues of the plan are a guess
-	several  bool // the command works on several queues
-	queues   int  // so many
-	shared   bool // other queues of the command keep their letters in the same queue
-	vhost    *operate.View
+	plan   topology.Plan // of stranded messages: the queue that has them, also as Dead
+	filter operate.Filter
+	limit  int
 }
 
 // amongQueues says on how many queues the command acts, where they are several.
 func (l *letters) amongQueues() string {
-	if !l.several || l.queues == 0 {
+	if !l.several {
 		return ""
 	}
-	return fmt.Sprintf(", one of %d queues,", l.queues)
+	return fmt.Sprintf(", one of %d queues,", len(l.plans))
 }
 
 // from is the queue that has the messages.
 func (l *letters) from() string { return l.plan.Dead.RoutingKey }
 
-// all returns the messages.
-func (l *letters) all(ctx context.Context) iter.Seq2[operate.Letter, error] {
-	if !l.stranded {
-		return l.operator.Dead(ctx, l.plan, l.filter, l.limit)
+// all returns the messages. A dead letter has no Cause.
+func (l *letters) all(ctx context.Context) iter.Seq2[operate.StrandedMessage, error] {
+	if l.stranded {
+		return l.operator.Stranded(ctx, l.from(), l.filter, l.limit)
 	}
-	return func(yield func(operate.Letter, error) bool) {
-		for m, err := range l.operator.Stranded(ctx, l.from(), l.filter, l.limit) {
-			if !yield(m.Letter, err) {
+	return func(yield func(operate.StrandedMessage, error) bool) {
+		for letter, err := range l.operator.Dead(ctx, l.plan, l.filter, l.limit) {
+			if !yield(operate.StrandedMessage{Letter: letter}, err) {
 				return
 			}
 		}
@@ -63,7 +57,7 @@ func (l *letters) all(ctx context.Context) iter.Seq2[operate.Letter, error] {
 }
 
 // act is the part of a command that works on the messages of one queue.
-type act func(ctx context.Context, c *cli.Command, l *letters) error
+type act func(ctx context.Context, l *letters) error
 
 // kind are the messages that a group of commands is about.
 type kind struct {
@@ -99,13 +93,11 @@ func (a app) onLetters(act act) cli.ActionFunc {
 				return err
 			}
 			done[plan.Dead.RoutingKey] = true
-			main, _ := s.found(plan.Queue)
-			l := &letters{
-				kind: a.deadLetters(), operator: s.operator, plan: plan, filter: filter, limit: limit,
-				guess: s.guesses(), several: s.several, queues: s.queues,
-				shared: s.deads[plan.Dead.RoutingKey] > 1, total: main.DeadLetters.N, vhost: s.vhost,
+			if s.several && slices.ContainsFunc(filter.IDs, position.MatchString) {
+				return usage("a position is one of one queue: name the queue")
 			}
-			return a.choose(ctx, l, func() error { return act(ctx, c, l) })
+			l := &letters{s, a.deadLetters(), plan, filter, limit}
+			return l.choose(ctx, act)
 		})
 	}
 }
@@ -123,21 +115,17 @@ func (a app) onChosen(k kind, act act) cli.ActionFunc {
 			return usage("choose with a filter, such as --error TEXT or --limit N, or pass --all for every "+
 				"%s of %s; %s --help has all filters", k.one, c.Name, c.FullName())
 		}
-		return k.on(func(ctx context.Context, c *cli.Command, l *letters) error {
+		return k.on(func(ctx context.Context, l *letters) error {
 			if l.several && l.limit > 0 && !l.stranded {
 				return usage("--limit counts the messages of one queue: name the queue")
 			}
-			return act(ctx, c, l)
+			return act(ctx, l)
 		})(ctx, c)
 	}
 }
 
 func flagNames(flags []cli.Flag) []string {
-	var names []string
-	for _, f := range flags {
-		names = append(names, f.Names()[0])
-	}
-	return names
+	return namesOf(flags, func(f cli.Flag) string { return f.Names()[0] })
 }
 
 // acting returns the flags of a command that acts: of the filter, others, and --all.
@@ -148,18 +136,15 @@ func (k kind) acting(more ...cli.Flag) []cli.Flag {
 }
 
 // choose looks up the positions among the IDs of the filter, and acts.
-func (a app) choose(ctx context.Context, l *letters, act func() error) error {
+func (l *letters) choose(ctx context.Context, act act) error {
 	if !slices.ContainsFunc(l.filter.IDs, position.MatchString) {
-		return act()
+		return act(ctx, l)
 	}
-	if l.several {
-		return usage("a position is one of one queue: name the queue")
-	}
-	at, err := a.byPosition(ctx, l)
+	at, err := l.byPosition(ctx)
 	if err != nil {
 		return err
 	}
-	if err := act(); err != nil || l.limit > 0 {
+	if err := act(ctx, l); err != nil || l.limit > 0 {
 		return err
 	}
 	for _, n := range slices.Sorted(maps.Keys(at)) {
@@ -184,7 +169,7 @@ type place struct {
 // byPosition looks at the queue and replaces the positions in the filter by the letters that are
 // there now. The command then takes a letter only where position and ID are still the same, because
 // the queue may change between the two looks.
-func (a app) byPosition(ctx context.Context, l *letters) (at map[int]*place, err error) {
+func (l *letters) byPosition(ctx context.Context) (at map[int]*place, err error) {
 	at = map[int]*place{}
 	ids := map[string]bool{}
 	for _, text := range l.filter.IDs {

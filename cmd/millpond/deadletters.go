@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"iter"
 	"maps"
 	"slices"
 	"strconv"
@@ -41,28 +40,18 @@ type shownJSON struct {
 	Message json.RawMessage `json:"message"`
 }
 
-func (a app) showJSON(m operate.StrandedMessage) error {
-	message, err := operate.Encode(m.Delivery)
-	if err != nil {
-		return err
-	}
-	return a.printJSON(shownJSON{m, m.OriginExchange + " " + m.OriginRoutingKey, message})
-}
-
 func (a app) deadList() *cli.Command {
 	return &cli.Command{
 		Name: "list", Usage: "list dead letters, oldest first; with --json one object a line",
 		ArgsUsage: "[QUEUE…]", Description: aboutPositions, ShellComplete: a.completeQueues,
 		Flags: filterFlags(),
-		Action: a.onLetters(func(ctx context.Context, c *cli.Command, l *letters) error {
-			return stream(a, c, l.operator.Dead(ctx, l.plan, l.filter, l.limit),
-				"%-6s  %-36s  %-20s  %8s  %-11s  %-16s  %s\n",
+		Action: a.onLetters(func(ctx context.Context, l *letters) error {
+			return l.list(ctx, "%-6s  %-36s  %-20s  %8s  %-11s  %-16s  %s\n",
 				[]any{"#", "id", "dead at", "attempts", "reason", "handler", "error"}, noLetters,
-				func(l *operate.Letter) []any {
-					l.History = nil
+				func(m operate.StrandedMessage) []any {
 					return []any{
-						strconv.Itoa(l.Position), oneLine(l.ID), when(l.DeadAt), strconv.Itoa(l.Attempts),
-						orDash(oneLine(string(l.Reason))), orDash(oneLine(l.Handler)), orDash(oneLine(l.Error)),
+						strconv.Itoa(m.Position), oneLine(m.ID), when(m.DeadAt), strconv.Itoa(m.Attempts),
+						orDash(oneLine(string(m.Reason))), orDash(oneLine(m.Handler)), orDash(oneLine(m.Error)),
 					}
 				})
 		}),
@@ -71,32 +60,32 @@ func (a app) deadList() *cli.Command {
 
 const noLetters = "no dead letters\n"
 
-// stream writes messages as they come, because they may be many: as lines of JSON, or in columns of
-// fixed width. none is said where there are none.
-func stream[M any](
-	a app, c *cli.Command, all iter.Seq2[M, error], columns string, titles []any, none string,
-	cells func(*M) []any,
+// list writes messages as they come, because they may be many: as lines of JSON without their
+// history, or in columns of fixed width. none is said where there are none.
+func (l *letters) list(
+	ctx context.Context, columns string, titles []any, none string,
+	cells func(operate.StrandedMessage) []any,
 ) error {
 	n := 0
-	for m, err := range all {
+	for m, err := range l.all(ctx) {
 		if err != nil {
 			return err
 		}
-		row := cells(&m)
-		if c.Bool(flagJSON) {
-			err = a.printLine(m)
+		if l.c.Bool(flagJSON) {
+			m.History = nil
+			err = l.printLine(m)
 		} else {
 			if n++; n == 1 {
-				fmt.Fprintf(a.out, columns, titles...)
+				fmt.Fprintf(l.out, columns, titles...)
 			}
-			_, err = fmt.Fprintf(a.out, columns, row...)
+			_, err = fmt.Fprintf(l.out, columns, cells(m)...)
 		}
 		if err != nil {
 			return err
 		}
 	}
-	if n == 0 && !c.Bool(flagJSON) {
-		_, err := fmt.Fprint(a.out, none)
+	if n == 0 && !l.c.Bool(flagJSON) {
+		_, err := fmt.Fprint(l.out, none)
 		return err
 	}
 	return nil
@@ -114,13 +103,13 @@ func (a app) deadShow() *cli.Command {
 			queues, id := c.Args().Slice()[:c.NArg()-1], c.Args().Get(c.NArg()-1)
 			found := 0
 			err := a.each(ctx, c, queues, func(s *session, plan topology.Plan) error {
-				l := &letters{operator: s.operator, plan: plan, filter: operate.Filter{IDs: []string{id}}}
-				return a.choose(ctx, l, func() error {
-					n, err := a.showAll(ctx, c, l)
+				l := &letters{session: s, plan: plan, filter: operate.Filter{IDs: []string{id}}}
+				return l.choose(ctx, func(ctx context.Context, l *letters) error {
+					n, err := l.showAll(ctx)
 					// A number that is no letter's ID is the position that the list shows.
 					if at, notNumber := strconv.Atoi(id); err == nil && n == 0 && notNumber == nil {
 						l.filter = operate.Filter{Match: func(l operate.Letter) bool { return l.Position == at }}
-						n, err = a.showAll(ctx, c, l)
+						n, err = l.showAll(ctx)
 					}
 					found += n
 					if err == nil && n == 0 && len(queues) == 1 {
@@ -144,11 +133,11 @@ func fullPayload() cli.Flag {
 	}
 }
 
-// showAll shows the letters that the filter chooses, and counts them.
-func (a app) showAll(ctx context.Context, c *cli.Command, l *letters) (found int, err error) {
-	for letter, err := range l.operator.Dead(ctx, l.plan, l.filter, 0) {
+// showAll shows the messages that the filter chooses, and counts them.
+func (l *letters) showAll(ctx context.Context) (found int, err error) {
+	for m, err := range l.all(ctx) {
 		if err == nil {
-			err = a.show(c, found, operate.StrandedMessage{Letter: letter})
+			err = l.show(found, m)
 		}
 		if err != nil {
 			return found, err
@@ -159,12 +148,16 @@ func (a app) showAll(ctx context.Context, c *cli.Command, l *letters) (found int
 }
 
 // show shows a dead letter or a stranded message after so many others.
-func (a app) show(c *cli.Command, others int, m operate.StrandedMessage) error {
-	if c.Bool(flagJSON) {
-		return a.showJSON(m)
+func (l *letters) show(others int, m operate.StrandedMessage) error {
+	if l.c.Bool(flagJSON) {
+		message, err := operate.Encode(m.Delivery)
+		if err != nil {
+			return err
+		}
+		return l.printJSON(shownJSON{m, m.OriginExchange + " " + m.OriginRoutingKey, message})
 	}
 	if others > 0 {
-		fmt.Fprintln(a.out)
+		fmt.Fprintln(l.out)
 	}
 	attempts := strconv.Itoa(m.Attempts)
 	rows := [][]string{
@@ -175,7 +168,7 @@ func (a app) show(c *cli.Command, others int, m operate.StrandedMessage) error {
 		{"reason", orDash(string(m.Reason))},
 		{"attempts", attempts},
 	}
-	if m.Cause != "" { // it is stranded
+	if l.stranded {
 		rows = [][]string{
 			{"id", m.ID},
 			{"for queue", orDash(m.Queue)},
@@ -186,7 +179,7 @@ func (a app) show(c *cli.Command, others int, m operate.StrandedMessage) error {
 			{"failures", attempts},
 		}
 	}
-	return a.details(c, m.Letter, append(rows, [][]string{
+	return l.details(m.Letter, append(rows, [][]string{
 		{"handler", orDash(m.Handler)},
 		{"class", orDash(string(m.Class))},
 		{"error", orDash(m.Error)},
@@ -196,7 +189,7 @@ func (a app) show(c *cli.Command, others int, m operate.StrandedMessage) error {
 }
 
 // details prints rows, and below them everything else of a message.
-func (a app) details(c *cli.Command, l operate.Letter, rows [][]string) error {
+func (s *session) details(l operate.Letter, rows [][]string) error {
 	d := l.Delivery
 	rows = append(rows, lettertext.Properties(d)...)
 	if !d.Timestamp.IsZero() {
@@ -205,26 +198,26 @@ func (a app) details(c *cli.Command, l operate.Letter, rows [][]string) error {
 	if !l.Deadline.IsZero() {
 		rows = append(rows, []string{"deadline", when(l.Deadline) + countedFrom(l.DeadlineFrom)})
 	}
-	if err := a.columns(rows, harmless); err != nil {
+	if err := s.columns(rows, harmless); err != nil {
 		return err
 	}
-	a.history(l.History)
-	fmt.Fprintln(a.out, "\nheaders")
+	s.history(l.History)
+	fmt.Fprintln(s.out, "\nheaders")
 	rows = nil
 	for _, key := range slices.Sorted(maps.Keys(d.Headers)) {
 		value := d.Headers[key]
 		rows = append(rows, []string{"  " + key, lettertext.TypeName(value), operate.HeaderText(value)})
 	}
-	if err := a.columns(rows, harmless); err != nil {
+	if err := s.columns(rows, harmless); err != nil {
 		return err
 	}
 	body := d.Body
-	if !c.Bool("full") {
+	if !s.c.Bool("full") {
 		body = overview.Beginning(body, shownBytes)
 	}
-	fmt.Fprintf(a.out, "\npayload, %s\n%s\n", plural(len(d.Body), "byte"), payload(body))
+	fmt.Fprintf(s.out, "\npayload, %s\n%s\n", plural(len(d.Body), "byte"), payload(body))
 	if left := len(d.Body) - len(body); left > 0 {
-		fmt.Fprintf(a.out, "… %s more; --full prints all\n", plural(left, "byte"))
+		fmt.Fprintf(s.out, "… %s more; --full prints all\n", plural(left, "byte"))
 	}
 	return nil
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -42,27 +41,26 @@ func (a app) examine(ctx context.Context, c *cli.Command) error {
 	if d := c.Duration("patience"); d < time.Second || d > 24*time.Hour {
 		return usage("--patience %v is not from 1s to 24h", d)
 	}
-	s, err := a.open(ctx, c)
+	err := a.opened(ctx, c, func(s *session) error {
+		if s.api != "" {
+			options = append(options, doctor.WithManagement(s.api))
+		}
+		plans, err := s.examined(c.Args().Slice())
+		for _, plan := range plans {
+			options = append(options, doctor.WithPlan(plan))
+		}
+		return err
+	})
 	if err != nil {
 		return err
-	}
-	plans, err := s.examined(c.Args().Slice())
-	if err := errors.Join(err, s.operator.Close()); err != nil {
-		return err
-	}
-	if s.api != "" {
-		options = append(options, doctor.WithManagement(s.api))
 	}
 	if c.Bool(flagProvisioned) {
 		options = append(options, doctor.WithPreProvisioned())
 	}
-	for _, plan := range plans {
-		options = append(options, doctor.WithPlan(plan))
-	}
 	if a.terminal(a.err) {
 		fmt.Fprintf(a.err, "millpond: looking for %v…\n", c.Duration("patience"))
 	}
-	report, err := doctor.Examine(ctx, cmp.Or(c.String(flagURL), defaultURL), options...)
+	report, err := doctor.Examine(ctx, addressOf(c), options...)
 	if report == nil {
 		return err
 	}
@@ -91,7 +89,7 @@ func (s *session) examined(queues []string) ([]topology.Plan, error) {
 	if s.vhost == nil && len(queues) == 0 || s.vhost != nil && len(s.vhost.Mains) == 0 {
 		return nil, nil
 	}
-	plans, err := s.plans(queues)
+	plans, err := s.plansOf(queues)
 	if len(queues) == 0 && len(plans) > maxExamined {
 		fmt.Fprintf(s.err, "millpond: rights and policies are checked for %d of %d queues: name "+
 			"the others\n", maxExamined, len(plans))

@@ -149,10 +149,12 @@ type app struct {
 	past *history.History
 }
 
-// queueOf returns the one argument of a command.
-func queueOf(c *cli.Command) (string, error) {
+const oneQueue = "the name of one queue"
+
+// argument returns the one argument of a command. about names it in an error.
+func argument(c *cli.Command, about string) (string, error) {
 	if c.NArg() != 1 {
-		return "", usage("%s takes the name of one queue, not %d arguments", c.FullName(), c.NArg())
+		return "", usage("%s takes %s, not %d arguments", c.FullName(), about, c.NArg())
 	}
 	return c.Args().First(), nil
 }
@@ -290,21 +292,16 @@ func (a app) strategy(c *cli.Command, delays backoff.List) (topology.Strategy, e
 	return strategy(w)
 }
 
-// delays reads the delays of --policy; nil without it.
-func delays(c *cli.Command) (backoff.List, error) {
-	if c.String(flagPolicy) == "" {
+// delays reads the delays of a flag; nil without it.
+func delays(c *cli.Command, flag string) (list backoff.List, err error) {
+	if c.String(flag) == "" {
 		return nil, nil
 	}
-	return delaysOf("--"+flagPolicy, c.String(flagPolicy))
-}
-
-func delaysOf(flag, texts string) (backoff.List, error) {
-	var list backoff.List
-	for text := range strings.SplitSeq(texts, ",") {
+	for text := range strings.SplitSeq(c.String(flag), ",") {
 		d, err := time.ParseDuration(strings.TrimSpace(text))
 		switch {
 		case err != nil || d < 0 || d == 0 && list != nil:
-			return nil, usage("%s: %q is no delay: write 500ms, 10s, 2m, 1h30m", flag, text)
+			return nil, usage("--%s: %q is no delay: write 500ms, 10s, 2m, 1h30m", flag, text)
 		case d == 0: // a first retry at once needs no wait queue
 			list = backoff.List{}
 		default:
@@ -314,28 +311,21 @@ func delaysOf(flag, texts string) (backoff.List, error) {
 	return list, nil
 }
 
-// planOf computes a queue's plan without a broker.
-func (a app) planOf(c *cli.Command, queue string) (topology.Plan, error) {
-	list, err := delays(c)
+// planOf computes a queue's plan for the policy of a flag, without a broker.
+func (a app) planOf(c *cli.Command, queue, flag string) (plan topology.Plan, err error) {
+	list, err := delays(c, flag)
 	if err != nil {
-		return topology.Plan{}, err
+		return plan, err
 	}
-	return a.planFor(c, queue, list, "")
-}
-
-// planFor computes the plan for a policy of these delays. Its errors begin with the prefix.
-func (a app) planFor(
-	c *cli.Command, queue string, list backoff.List, prefix string,
-) (topology.Plan, error) {
 	strategy, err := a.strategy(c, list)
 	if err != nil {
-		return topology.Plan{}, err
+		return plan, err
 	}
-	if name := c.String(flagStrategy); name == inOrderStrategy {
+	if c.String(flagStrategy) == inOrderStrategy {
 		list = backoff.List{} // messages wait in the line, for any delay
 	}
-	plan, err := strategy.Plan(queue, list)
-	if err != nil {
+	if plan, err = strategy.Plan(queue, list); err != nil {
+		prefix := map[string]string{flagOldPolicy: "--" + flagOldPolicy + ": "}[flag]
 		return plan, usage("%s%v", prefix, err)
 	}
 	return plan, nil

@@ -195,9 +195,8 @@ var columnGap = regexp.MustCompile(`(?m)(\S) {3,}`)
 func TestPlanIsPrinted(t *testing.T) {
 	t.Parallel()
 	for name, args := range map[string]string{
-		"plan":                  "plan orders --policy 1s,10s,100s",
-		"plan-permissions":      "plan --permissions orders --policy 1s",
-		"plan-permissions-long": "plan --permissions orders --policy 1s,2s,3s,4s,5s,6s,7s,8s,9s",
+		"plan":             "plan orders --policy 1s,10s,100s",
+		"plan-permissions": "plan --permissions orders --policy 1s,2s,3s,4s,5s,6s,7s,8s,9s",
 	} {
 		o := tool(t, "", "", strings.Fields(args)...)
 		require.Zero(t, o.code, o.err)
@@ -260,14 +259,11 @@ func commandsPrintWhatTheyDo(t *testing.T, s *service) {
 		{"dead-groups", "dead groups orders", 0},
 		{"dead-list-none", "dead groups orders --handler none", 0},
 		{"dead-show", "dead show orders order-0", 0},
-		{"dead-show", "dead show orders #1", 0},
 		{"dead-show-none", "dead show orders order-9", 1},
 		{"dead-replay-dry", "dead replay orders --dry-run", 1}, // no consumer
 		{"dead-replay-ramp-none", "dead replay orders --policy 1s,10s --canary 3 --reason none", 0},
-		{"dead-replay-position", "dead replay orders --id #1 --id #9", 1},
 		{"dead-replay", "dead replay orders --id #1 --rate 100/s", 0},
 		{"dead-replay-json", "dead replay orders --reason exhausted --json", 0},
-		{"dead-discard-unasked", "dead discard orders --all", 2},
 		{"dead-discard-dry", "dead discard orders --dry-run", 0},
 		{"waiting-none", "waiting list orders --policy 1s,10s", 0},
 		{"prune-refused", "prune orders --policy 1s --old-policy 1s,10s", 4},
@@ -348,7 +344,7 @@ func TestANumberIsAnIDAndWithAHashAPosition(t *testing.T) {
 		require.Regexp(t, `(?m)^id +`+want+`$`, o.out, id)
 	}
 	for _, command := range []string{
-		"show Q #6", "show Q #0", "replay Q --id #6", "discard Q --yes --id #0", "list Q --id #6",
+		"show Q #6", "show Q #0", "replay Q --id #1 --id #6", "discard Q --yes --id #0", "list Q --id #6",
 		"export Q --id #0",
 	} {
 		o := s.tool(strings.Fields("dead " + strings.ReplaceAll(command, "Q", s.queue))...)
@@ -382,8 +378,6 @@ func TestVerifySaysWhatItDidNotLookAt(t *testing.T) {
 		code int
 		says string
 	}{
-		{verify, exitDone, none},
-		{verify + " --strict", exitFound, none},
 		{verify + away, exitDone, failed},
 		{verify + away + " --strict", exitFound, failed},
 		{"status Q Q --policy 1s,10s", exitDone, none},
@@ -492,8 +486,6 @@ func waitingByHand(t *testing.T, s *service) {
 	s.golden("waiting-list-json", o.out)
 	require.Equal(t, 3, strings.Count(o.out, "\n"), "one object a line")
 	require.Equal(t, exitUsage, s.tool("waiting", "release", s.queue, "--policy", "1h").code)
-	require.Equal(t, exitFound,
-		s.tool("waiting", "release", s.queue, "--policy", "1h", "--id", "z").code)
 	o = s.tool("waiting", "release", s.queue, "--policy", "1h", "--id", "b")
 	require.Equal(t, "released 1 waiting message of 3\n", o.out, o.err)
 	o = s.tool("waiting", "cancel", s.queue, "--policy", "1h", "--all")
@@ -507,7 +499,7 @@ func TestWrongUse(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ args, says string }{
 		{"nonsense", `there is no command "nonsense"`},
-		{"dead nonsense", "nonsense"},
+		{"dead nonsense", `there is no command "nonsense"`},
 		{"dead import", "the name of one queue"},
 		{"dead list q --nonsense", "nonsense"},
 		{"doctor --patience 1ms", "--patience 1ms is not from 1s to 24h"},
@@ -542,13 +534,11 @@ func TestWrongUse(t *testing.T) {
 		{"dead replay q --id=", "--id is empty"},
 		{"dead discard q --payload=", "--payload is empty"},
 		{"dead list q --payload=/(/", "--payload"},
-		{"dead list q --header=a", "--header"},
 		{"dead list q --limit 0", "--limit 0"},
 		{"dead list q --group", "group"},
 		{"dead replay q --edit x --limit 1", "leave out --limit"},
 		{"dead replay q --edit x --patch []", "leave out --patch"},
 		{"dead replay q --all --patch []", "has no operation"},
-		{"dead replay q --all --patch [{}]", "it is no JSON patch"},
 		{"dead replay q --all --patch [{\"op\":\"add\"}]", "it is no JSON patch"},
 		{"dead replay q --all --patch /none", "no such file"},
 		{"dead replay q --all --set-header x", "write name=value"},

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,7 +9,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/urfave/cli/v3"
@@ -35,31 +33,30 @@ const (
 	strandedMessage = "stranded message"
 )
 
-// move moves messages, with a bar, and reports. The verb is discard, for example. several says that
-// the command does the same with other queues.
-func (a app) move(
-	c *cli.Command, queue, verb, one string, several bool, options operate.MoveOptions,
+// move moves messages, with a bar, and reports. The verb is discard, for example.
+func (s *session) move(
+	queue, verb, one string, options operate.MoveOptions,
 	do func(operate.MoveOptions) (operate.Progress, error),
 ) error {
 	stem := strings.TrimSuffix(verb, "e")
-	bar := a.newBar(stem + "ing")
-	options.Progress, options.DryRun = bar.show, c.Bool("dry-run")
+	bar := s.newBar(stem + "ing")
+	options.Progress, options.DryRun = bar.show, s.c.Bool("dry-run")
 	var p operate.Progress
-	err := a.audited(c, queue, &options.Filter, func(e *auditlog.Entry) (err error) {
+	err := s.audited(s.c, queue, &options.Filter, func(e *auditlog.Entry) (err error) {
 		p, err = do(options)
 		e.Count, e.Done = p.Chosen-p.Refused, p.Done
-		note(c, e, p, several, err)
+		s.note(e, p, err)
 		return err
 	})
 	bar.end()
-	return a.report(c, queue, stem+"ed", one, p, err)
+	return s.report(queue, stem+"ed", one, p, err)
 }
 
 // note notes in the audit log why a command without an error has moved nothing, or not all.
-func note(c *cli.Command, e *auditlog.Entry, p operate.Progress, several bool, err error) {
-	switch failed := matched(c, p, err); {
+func (s *session) note(e *auditlog.Entry, p operate.Progress, err error) {
+	switch failed := matched(s.c, p, err); {
 	case err != nil:
-	case p.Chosen == 0 && several:
+	case p.Chosen == 0 && s.several:
 		e.What += noneChosen
 	case failed != nil:
 		e.Error = failed.Error()
@@ -71,10 +68,8 @@ func note(c *cli.Command, e *auditlog.Entry, p operate.Progress, several bool, e
 }
 
 // report writes the outcome, also where the command ended with an error. one names a message.
-func (a app) report(
-	c *cli.Command, queue, verb, one string, p operate.Progress, err error,
-) error {
-	left := 0 // messages that stay for want of their queues
+func (s *session) report(queue, verb, one string, p operate.Progress, err error) error {
+	c, left := s.c, 0 // messages that stay for want of their queues
 	for _, l := range p.Left {
 		left += l.Messages
 	}
@@ -83,23 +78,23 @@ func (a app) report(
 		code = errFound
 	}
 	if c.Bool(flagJSON) {
-		return errors.Join(code, a.printJSON(doneJSON{queue, p, c.Bool("dry-run"), errorText(err)}))
+		return errors.Join(code, s.printJSON(doneJSON{queue, p, c.Bool("dry-run"), errorText(err)}))
 	}
 	switch {
 	case err != nil && p.Seen == 0: // no message was looked at
 	case c.Bool("dry-run"):
-		fmt.Fprintf(a.out, "would have %s %s of %d; nothing was changed\n",
+		fmt.Fprintf(s.out, "would have %s %s of %d; nothing was changed\n",
 			verb, plural(p.Chosen-left-p.Refused, one), p.Total)
 	default:
 		kept := ""
 		if name := c.String("export"); name != "" && p.Done > 0 {
 			kept = ", kept in " + harmless(name)
 		}
-		fmt.Fprintf(a.out, "%s %s of %d%s\n", verb, plural(p.Done, one), p.Total, kept)
+		fmt.Fprintf(s.out, "%s %s of %d%s\n", verb, plural(p.Done, one), p.Total, kept)
 	}
-	a.printPassed(p)
+	s.printPassed(p)
 	for _, text := range leftTexts(p) {
-		fmt.Fprintln(a.out, text)
+		fmt.Fprintln(s.out, text)
 	}
 	return code
 }
@@ -158,31 +153,37 @@ func (a app) deadReplay() *cli.Command {
 			if err != nil {
 				return err
 			}
-			return a.onChosen(a.deadLetters(), func(
-				ctx context.Context, c *cli.Command, l *letters,
-			) error {
+			return a.onChosen(a.deadLetters(), func(ctx context.Context, l *letters) error {
+				shared := slices.ContainsFunc(l.plans, func(other topology.Plan) bool {
+					return other.Queue != l.plan.Queue && other.Dead.RoutingKey == l.from()
+				})
 				options := operate.MoveOptions{
-					Filter: l.filter, Limit: l.limit, Rate: rate, To: c.String("to"), Named: l.shared,
+					Filter: l.filter, Limit: l.limit, Rate: rate, To: c.String("to"), Named: shared,
 				}
 				switch {
 				case changes != nil && ramps(c):
 					return usage("letters are changed all at once: leave out --canary and the like")
 				case changes != nil:
 					options.DryRun = c.Bool("dry-run")
-					return a.replayChanged(ctx, c, l, options, changes)
-				case ramps(c) || c.Bool("dry-run"):
-					return a.rehearseOrRamp(ctx, c, l, options)
+					return l.replayChanged(ctx, options, changes)
 				}
-				return a.replay(ctx, c, l, options)
+				ramp, err := rampOptions(c, options)
+				switch {
+				case err != nil:
+					return err
+				case c.Bool("dry-run"):
+					return l.rehearse(ctx, ramp.RampOptions)
+				case ramps(c):
+					return l.ramp(ctx, ramp)
+				}
+				return l.replay(ctx, options)
 			})(ctx, c)
 		},
 	}
 }
 
-func (a app) replay(
-	ctx context.Context, c *cli.Command, l *letters, options operate.MoveOptions,
-) error {
-	return a.move(c, l.plan.Queue, "replay", deadLetter, l.several, options,
+func (l *letters) replay(ctx context.Context, options operate.MoveOptions) error {
+	return l.move(l.plan.Queue, "replay", deadLetter, options,
 		func(o operate.MoveOptions) (operate.Progress, error) {
 			return l.operator.Replay(ctx, l.plan, o)
 		})
@@ -207,7 +208,8 @@ func (a app) discard(k kind) *cli.Command {
 			Name: "export", Usage: "write them to `FILE` first, as the command export does; it is " +
 				"appended to",
 		}),
-		Action: a.onChosen(k, func(ctx context.Context, c *cli.Command, l *letters) error {
+		Action: a.onChosen(k, func(ctx context.Context, l *letters) error {
+			c := l.c
 			do := func(o operate.MoveOptions) (operate.Progress, error) {
 				if k.stranded {
 					return l.operator.DiscardStranded(ctx, l.from(), o)
@@ -238,7 +240,7 @@ func (a app) discard(k kind) *cli.Command {
 				defer func() { _ = file.Close() }() // synced after each batch
 				options.KeepIn = file
 			}
-			return a.move(c, cmp.Or(l.plan.Queue, l.from()), "discard", k.one, l.several, options, do)
+			return l.move(l.plan.Queue, "discard", k.one, options, do)
 		}),
 	}
 }
@@ -290,43 +292,39 @@ func (a app) export(k kind) *cli.Command {
 			Usage: "write to `FILE`, which must not exist; the standard output without it",
 		}),
 		ArgsUsage: "[QUEUE…]", Description: k.about, ShellComplete: a.completeQueues,
-		Action: func(ctx context.Context, c *cli.Command) error {
-			return a.toFile(c, k.one, func(w io.Writer) (total int, err error) {
-				err = a.onChosen(k, func(ctx context.Context, _ *cli.Command, l *letters) error {
-					n, err := operate.Export(w, l.all(ctx))
-					total += n
-					return err
-				})(ctx, c)
-				return total, err
-			})
+		Action: func(ctx context.Context, c *cli.Command) (err error) {
+			out, total := a.out, 0
+			if name := c.String("file"); name != "" {
+				file, openErr := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+				if openErr != nil {
+					return openErr
+				}
+				defer func() {
+					if err = errors.Join(err, file.Sync(), file.Close()); err != nil && total == 0 {
+						_ = os.Remove(name)
+					}
+				}()
+				out = file
+			}
+			w := bufio.NewWriterSize(out, 64<<10)
+			err = a.onChosen(k, func(ctx context.Context, l *letters) error {
+				n, err := operate.Export(w, func(yield func(operate.Letter, error) bool) {
+					for m, err := range l.all(ctx) {
+						if !yield(m.Letter, err) {
+							return
+						}
+					}
+				})
+				total += n
+				return err
+			})(ctx, c)
+			err = errors.Join(err, w.Flush())
+			if err == nil || total > 0 { // otherwise it is not known how many there are
+				fmt.Fprintf(a.err, "exported %s\n", plural(total, k.one))
+			}
+			return err
 		},
 	}
-}
-
-// toFile calls write with the file of --file, or with the standard output, and counts.
-func (a app) toFile(
-	c *cli.Command, one string, write func(w io.Writer) (int, error),
-) (err error) {
-	out, n := a.out, 0
-	if name := c.String("file"); name != "" {
-		file, openErr := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-		if openErr != nil {
-			return openErr
-		}
-		defer func() {
-			if err = errors.Join(err, file.Sync(), file.Close()); err != nil && n == 0 {
-				_ = os.Remove(name)
-			}
-		}()
-		out = file
-	}
-	w := bufio.NewWriterSize(out, 64<<10)
-	n, err = write(w)
-	err = errors.Join(err, w.Flush())
-	if err == nil || n > 0 { // otherwise it is not known how many there are
-		fmt.Fprintf(a.err, "exported %s\n", plural(n, one))
-	}
-	return err
 }
 
 func (a app) deadImport() *cli.Command {
@@ -343,7 +341,7 @@ func (a app) deadImport() *cli.Command {
 			},
 		},
 		Action: func(ctx context.Context, c *cli.Command) error {
-			queue, err := queueOf(c)
+			queue, err := argument(c, oneQueue)
 			if err != nil {
 				return err
 			}
@@ -393,20 +391,16 @@ type bar struct {
 	verb   string
 	active bool
 	began  time.Time
-
-	mu    sync.Mutex
-	shown time.Time
-	last  operate.Progress
+	shown  time.Time
+	last   operate.Progress
 }
 
 func (a app) newBar(verb string) *bar {
 	return &bar{app: a, verb: verb, active: a.terminal(a.err), began: time.Now()}
 }
 
-// show draws, but no more often than the eye can follow.
+// show draws, but no more often than the eye can follow. One goroutine at a time calls it.
 func (b *bar) show(p operate.Progress) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
 	b.last = p
 	if now := time.Now(); b.active && now.Sub(b.shown) >= barInterval {
 		b.shown = now
@@ -438,8 +432,6 @@ func barText(verb string, p operate.Progress, took time.Duration) string {
 
 // end leaves the last state on the screen.
 func (b *bar) end() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
 	if b.active && b.last.Total > 0 {
 		b.draw("\n")
 	}

@@ -30,18 +30,3 @@ func nativeOf(w waits) (topology.Strategy, error) {
 	}
 	return s, nil
 }
-
-// agreeNative compares a policy with the queue that the broker shows. Its delays have no wait
-// queues, so the broker's plan learns from it how long the queue must hold messages.
-func (s *session) agreeNative(list backoff.List, plan *topology.Plan) (done bool, err error) {
-	if s.c.String(flagStrategy) != nativeStrategy {
-		return false, nil
-	}
-	strategy, err := s.strategy(s.c, list)
-	if err != nil {
-		return true, err
-	}
-	native := strategy.(native.Strategy)
-	plan.RejectMin, plan.RejectMax = native.Min, native.Max
-	return true, nil
-}

@@ -77,7 +77,7 @@ func (a app) onOrdered(
 	ctx context.Context, c *cli.Command, queues []string, f func(*session, topology.Plan) error,
 ) error {
 	return a.opened(ctx, c, func(s *session) error {
-		plans, err := s.plans(queues)
+		plans, err := s.plansOf(queues)
 		if err != nil {
 			return err
 		}
@@ -268,7 +268,7 @@ func (a app) orderReplay() *cli.Command {
 				s *session, plan topology.Plan, k operate.OrderKey,
 			) error {
 				options := operate.MoveOptions{Filter: operate.Filter{IDs: c.StringSlice("id")}}
-				return a.move(c, plan.Queue, "replay", deadLetter, false, options,
+				return s.move(plan.Queue, "replay", deadLetter, options,
 					func(o operate.MoveOptions) (operate.Progress, error) {
 						p, err := s.operator.ReplayKey(ctx, plan, k.Key, o)
 						switch {

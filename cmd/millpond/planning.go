@@ -29,21 +29,26 @@ func (a app) plan() *cli.Command {
 			},
 		},
 		Action: func(_ context.Context, c *cli.Command) error {
-			queue, err := queueOf(c)
+			queue, err := argument(c, oneQueue)
 			if err != nil {
 				return err
 			}
-			plan, err := a.planOf(c, queue)
+			plan, err := a.planOf(c, queue, flagPolicy)
 			if err != nil {
 				return err
 			}
 			switch {
 			case c.Bool("definitions"):
-				own := topology.Queue{Name: queue}
-				if len(plan.Bindings) == 0 {
-					return a.definitions(plan.Definitions(c.String("vhost")))
+				var own []topology.Queue // which the bindings need
+				if len(plan.Bindings) > 0 {
+					own = append(own, topology.Queue{Name: queue})
 				}
-				return a.definitions(plan.Definitions(c.String("vhost"), own))
+				file, err := plan.Definitions(c.String("vhost"), own...)
+				if err != nil {
+					return usage("%v", err)
+				}
+				_, err = fmt.Fprintln(a.out, excerpt.JSON(string(file)))
+				return err
 			case c.Bool("permissions"):
 				return a.permissions(c, plan.Permissions(!c.Bool(flagProvisioned)))
 			case c.Bool(flagJSON):
@@ -53,14 +58,6 @@ func (a app) plan() *cli.Command {
 			return err
 		},
 	}
-}
-
-func (a app) definitions(file []byte, err error) error {
-	if err != nil {
-		return usage("%v", err)
-	}
-	_, err = fmt.Fprintln(a.out, excerpt.JSON(string(file)))
-	return err
 }
 
 func (a app) permissions(c *cli.Command, p topology.Permissions) error {
@@ -77,7 +74,7 @@ func (a app) declare() *cli.Command {
 		Name: "declare", Usage: "declare the plan of a queue; changes nothing that exists",
 		ArgsUsage: "QUEUE",
 		Action: func(ctx context.Context, c *cli.Command) error {
-			queue, err := queueOf(c)
+			queue, err := argument(c, oneQueue)
 			if err != nil {
 				return err
 			}

@@ -80,20 +80,6 @@ func rehearsal() cli.Flag {
 	}
 }
 
-// rehearseOrRamp rehearses with --dry-run, and replays step by step otherwise.
-func (a app) rehearseOrRamp(
-	ctx context.Context, c *cli.Command, l *letters, base operate.MoveOptions,
-) error {
-	o, err := rampOptions(c, base)
-	switch {
-	case err != nil:
-		return err
-	case c.Bool("dry-run"):
-		return a.rehearse(ctx, c, l, o.RampOptions)
-	}
-	return a.ramp(ctx, c, l, o)
-}
-
 // ramps reports whether a flag makes the replay a ramp.
 func ramps(c *cli.Command) bool {
 	return slices.ContainsFunc(rampFlags(), func(f cli.Flag) bool { return c.IsSet(f.Names()[0]) })
@@ -158,25 +144,25 @@ type rampJSON struct {
 }
 
 // ramp replays step by step, once or every so often.
-func (a app) ramp(ctx context.Context, c *cli.Command, l *letters, o operate.RepeatOptions) error {
+func (l *letters) ramp(ctx context.Context, o operate.RepeatOptions) error {
 	switch {
 	case o.Every > 0 && l.several:
 		return usage("--every works on one queue: name it")
-	case l.guess:
-		fmt.Fprintln(a.err, guessed)
+	case l.guesses():
+		fmt.Fprintln(l.err, guessed)
 	}
-	o.Report = a.rampLine()
+	o.Report = l.rampLine()
 	if o.Every == 0 {
 		var r operate.RampResult
 		var found operate.Progress
-		err := a.audited(c, l.plan.Queue, &o.Filter, func(e *auditlog.Entry) (err error) {
+		err := l.audited(l.c, l.plan.Queue, &o.Filter, func(e *auditlog.Entry) (err error) {
 			r, err = l.operator.Ramp(ctx, l.plan, o.RampOptions)
 			e.Count, e.Done = r.Started, r.Replayed()
 			found = operate.Progress{Chosen: r.Started, Foreign: r.Foreign, Spent: r.Spent}
-			note(c, e, found, l.several, err)
+			l.note(e, found, err)
 			return err
 		})
-		return errors.Join(matched(c, found, err), a.ramped(c, l.plan.Queue, r, err))
+		return errors.Join(matched(l.c, found, err), l.ramped(r, err))
 	}
 	var first error
 	moved := 0
@@ -186,14 +172,14 @@ func (a app) ramp(ctx context.Context, c *cli.Command, l *letters, o operate.Rep
 			errors.Is(err, operate.ErrUnsafePeek) {
 			return // it ends with this error
 		}
-		if writeErr := a.ramped(c, l.plan.Queue, r, err); first == nil {
+		if writeErr := l.ramped(r, err); first == nil {
 			first = writeErr
 		}
 		if err != nil && ctx.Err() == nil {
-			fmt.Fprintf(a.err, "millpond: %v\n", err)
+			fmt.Fprintf(l.err, "millpond: %v\n", err)
 		}
 	}
-	err := a.audited(c, l.plan.Queue, &o.Filter, func(e *auditlog.Entry) error {
+	err := l.audited(l.c, l.plan.Queue, &o.Filter, func(e *auditlog.Entry) error {
 		err := l.operator.RampEvery(ctx, l.plan, o)
 		e.Count, e.Done = moved, moved
 		return err
@@ -202,29 +188,27 @@ func (a app) ramp(ctx context.Context, c *cli.Command, l *letters, o operate.Rep
 }
 
 // ramped writes the outcome of a run.
-func (a app) ramped(
-	c *cli.Command, queue string, r operate.RampResult, err error,
-) error {
-	if a.terminal(a.err) {
-		fmt.Fprint(a.err, "\r\x1b[K") // over the line of rampLine
+func (l *letters) ramped(r operate.RampResult, err error) error {
+	if l.terminal(l.err) {
+		fmt.Fprint(l.err, "\r\x1b[K") // over the line of rampLine
 	}
-	if c.Bool(flagJSON) {
-		return a.printLine(rampJSON{queue, r, errorText(r.Unseen), errorText(err)})
+	if l.c.Bool(flagJSON) {
+		return l.printLine(rampJSON{l.plan.Queue, r, errorText(r.Unseen), errorText(err)})
 	}
-	fmt.Fprintln(a.out, r)
+	fmt.Fprintln(l.out, r)
 	switch {
 	case r.Handled == 0:
 	case r.AtHandler.Known():
-		fmt.Fprintf(a.out, "handled: seen in no queue; consumers hold %s of the queue, "+
+		fmt.Fprintf(l.out, "handled: seen in no queue; consumers hold %s of the queue, "+
 			"as the management API has counted, which may be among them\n",
 			plural(r.AtHandler.N, "message"))
 	default:
-		fmt.Fprintln(a.out, "handled: seen in no queue; how many of them are still at a handler is "+
+		fmt.Fprintln(l.out, "handled: seen in no queue; how many of them are still at a handler is "+
 			"unknown, because only the management API shows it")
 	}
-	a.printPassed(operate.Progress{Foreign: r.Foreign, Spent: r.Spent, Refused: r.Refused})
+	l.printPassed(operate.Progress{Foreign: r.Foreign, Spent: r.Spent, Refused: r.Refused})
 	if r.Unseen != nil {
-		fmt.Fprintf(a.out, "the last look was not possible, so that unsettled letters may also wait or "+
+		fmt.Fprintf(l.out, "the last look was not possible, so that unsettled letters may also wait or "+
 			"be dead again: %v\n", r.Unseen)
 	}
 	return nil
@@ -270,38 +254,36 @@ type rehearsedJSON struct {
 }
 
 // rehearse prints the outcome that a replay would have.
-func (a app) rehearse(
-	ctx context.Context, c *cli.Command, l *letters, o operate.RampOptions,
-) error {
+func (l *letters) rehearse(ctx context.Context, o operate.RampOptions) error {
 	h, err := l.operator.Rehearse(ctx, l.plan, o)
-	if l.guess {
+	if l.guesses() {
 		soften(l.plan, h.Findings)
 	}
 	l.braked(ctx, h)
 	criticalFirst(h.Findings)
-	code := matched(c, h.Progress, err)
+	code := matched(l.c, h.Progress, err)
 	if len(h.Findings) > 0 && h.Findings[0].Severity == operate.Critical {
 		code = errors.Join(code, errFound)
 	}
-	if c.Bool(flagJSON) {
+	if l.c.Bool(flagJSON) {
 		h.Findings = orEmpty(h.Findings)
-		return errors.Join(code, a.printSnakeJSON(rehearsedJSON{l.plan.Queue, h, true, errorText(err)}))
+		return errors.Join(code, l.printSnakeJSON(rehearsedJSON{l.plan.Queue, h, true, errorText(err)}))
 	}
 	if err != nil && h.Seen == 0 {
 		return code // no letter was looked at
 	}
-	fmt.Fprintf(a.out, "would have replayed %s of %d; nothing was changed\n",
+	fmt.Fprintf(l.out, "would have replayed %s of %d; nothing was changed\n",
 		plural(h.Chosen, "dead letter"), h.Total)
 	if h.Consumers.Known() {
-		fmt.Fprintf(a.out, "to queue %q, which has %s and %s\n", h.Target,
+		fmt.Fprintf(l.out, "to queue %q, which has %s and %s\n", h.Target,
 			plural(h.Consumers.N, "consumer"), plural(h.Ready.N, "ready message"))
 	}
-	a.printPassed(h.Progress)
+	l.printPassed(h.Progress)
 	if h.Expiring > 0 {
-		fmt.Fprintf(a.out, "%s: with an expiration, which a replay leaves out\n",
+		fmt.Fprintf(l.out, "%s: with an expiration, which a replay leaves out\n",
 			plural(h.Expiring, "letter"))
 	}
-	a.printFindings(h.Findings, "")
+	l.printFindings(h.Findings, "")
 	return code
 }
 

@@ -52,11 +52,11 @@ const flagNotJSON = "not-json"
 const maxStay = 20
 
 // replayChanged rehearses the changes, shows the first, asks, and replays.
-func (a app) replayChanged(
-	ctx context.Context, c *cli.Command, l *letters, options operate.MoveOptions, m *changes,
+func (l *letters) replayChanged(
+	ctx context.Context, options operate.MoveOptions, m *changes,
 ) error {
-	if !options.DryRun && !c.Bool("yes") {
-		if err := a.canAsk(); err != nil {
+	if !options.DryRun && !l.c.Bool("yes") {
+		if err := l.canAsk(); err != nil {
 			return err
 		}
 	}
@@ -68,7 +68,7 @@ func (a app) replayChanged(
 		is, err := m.make(msg)
 		if err != nil {
 			if stay++; stay <= maxStay {
-				fmt.Fprintf(a.err, "millpond: letter %s stays: %s\n", oneLine(letter.ID),
+				fmt.Fprintf(l.err, "millpond: letter %s stays: %s\n", oneLine(letter.ID),
 					oneLine(err.Error()))
 			}
 			return err
@@ -76,37 +76,37 @@ func (a app) replayChanged(
 		if is {
 			if changed++; changed == 1 {
 				after, _ := lettertext.Of(msg.Headers, msg.Body)
-				return a.difference(letter, before, after)
+				return l.difference(letter, before, after)
 			}
 		}
 		return nil
 	}
 	if options.DryRun {
-		return a.rehearse(ctx, c, l, operate.RampOptions{MoveOptions: rehearsal, Canary: -1})
+		return l.rehearse(ctx, operate.RampOptions{MoveOptions: rehearsal, Canary: -1})
 	}
 	p, err := l.operator.Replay(ctx, l.plan, rehearsal)
 	stays := errors.Is(err, errStays) || errors.Is(err, topology.ErrTooLarge)
-	switch {
-	case err != nil && !stays, p.Chosen == p.Refused:
-		return a.report(c, l.plan.Queue, "replayed", deadLetter, p, err)
+	if err != nil && !stays || p.Chosen == p.Refused {
+		return l.report(l.plan.Queue, "replayed", deadLetter, p, err)
 	}
 	moves := p.Chosen - p.Refused
-	fmt.Fprintf(a.err, "%d of %s would be changed; %s would stay\n", changed,
+	fmt.Fprintf(l.err, "%d of %s would be changed; %s would stay\n", changed,
 		plural(moves, "letter"), plural(p.Refused, "letter"))
-	err = a.ask(c, "nothing was changed", "Replay %s of queue %q%s and keep the originals of changed "+
-		"ones in queue %q?", plural(moves, "dead letter"), l.from(), l.amongQueues(), l.originals())
+	err = l.ask(l.c, "nothing was changed", "Replay %s of queue %q%s and keep the originals of "+
+		"changed ones in queue %q?", plural(moves, "dead letter"), l.from(), l.amongQueues(),
+		l.originals())
 	if err != nil {
 		return err
 	}
-	options.EditedBy = byOf(c)
+	options.EditedBy = byOf(l.c)
 	edited := false
 	options.Edit = func(_ operate.Letter, msg *amqp.Publishing) error {
 		is, err := m.make(msg)
 		edited = edited || is
 		return err
 	}
-	if err = a.replay(ctx, c, l, options); edited {
-		a.kept(c, l)
+	if err = l.replay(ctx, options); edited {
+		l.kept()
 	}
 	return err
 }
@@ -115,9 +115,9 @@ func (a app) replayChanged(
 func (l *letters) originals() string { return l.from() + ".originals" }
 
 // kept says where the originals are.
-func (a app) kept(c *cli.Command, l *letters) {
-	if !c.Bool(flagJSON) {
-		fmt.Fprintf(a.out, "the letters as they were are in queue %s: millpond dead list %s --dlq %s\n",
+func (l *letters) kept() {
+	if !l.c.Bool(flagJSON) {
+		fmt.Fprintf(l.out, "the letters as they were are in queue %s: millpond dead list %s --dlq %s\n",
 			harmless(l.originals()), audit.ShellWord(l.plan.Queue), audit.ShellWord(l.originals()))
 	}
 }
@@ -167,22 +167,22 @@ func (a app) editOne(ctx context.Context, c *cli.Command) error {
 		return usage("--edit changes a letter of one queue: name the queue")
 	}
 	return a.each(ctx, c, c.Args().Slice(), func(s *session, plan topology.Plan) error {
-		l := &letters{operator: s.operator, plan: plan, filter: operate.Filter{IDs: []string{id}}}
-		return a.choose(ctx, l, func() error { return a.editChosen(ctx, c, l, id) })
+		l := &letters{session: s, plan: plan, filter: operate.Filter{IDs: []string{id}}}
+		return l.choose(ctx, editChosen)
 	})
 }
 
-func (a app) editChosen(ctx context.Context, c *cli.Command, l *letters, id string) error {
-	command := strings.Fields(cmp.Or(a.environment("VISUAL"), a.environment("EDITOR")))
+func editChosen(ctx context.Context, l *letters) error {
+	command := strings.Fields(cmp.Or(l.environment("VISUAL"), l.environment("EDITOR")))
 	if len(command) == 0 {
 		return usage("--edit opens an editor: set VISUAL or EDITOR, for example EDITOR=vi")
 	}
-	if !c.Bool("yes") && !c.Bool("dry-run") {
-		if err := a.canAsk(); err != nil {
+	if !l.c.Bool("yes") && !l.c.Bool("dry-run") {
+		if err := l.canAsk(); err != nil {
 			return err
 		}
 	}
-	letter, err := a.theLetter(ctx, c, l, id)
+	letter, err := l.theLetter(ctx)
 	if err != nil {
 		return err
 	}
@@ -191,19 +191,17 @@ func (a app) editChosen(ctx context.Context, c *cli.Command, l *letters, id stri
 		return err
 	}
 	file := filepath.Join(folder, "letter.txt")
-	keep, err := a.editAndReplay(ctx, c, l, letter, command, file)
+	keep, err := l.editAndReplay(ctx, letter, command, file)
 	if keep {
-		fmt.Fprintf(a.err, "millpond: the edited letter is in the file %s\n", file)
+		fmt.Fprintf(l.err, "millpond: the edited letter is in the file %s\n", file)
 		return err
 	}
 	return errors.Join(err, os.RemoveAll(folder))
 }
 
 // theLetter returns the one letter that the filter chooses.
-func (a app) theLetter(
-	ctx context.Context, c *cli.Command, l *letters, id string,
-) (found operate.Letter, err error) {
-	n := 0
+func (l *letters) theLetter(ctx context.Context) (found operate.Letter, err error) {
+	c, id, n := l.c, l.c.String("edit"), 0
 	for letter, err := range l.operator.Dead(ctx, l.plan, l.filter, 2) {
 		if err != nil {
 			return found, err
@@ -226,23 +224,23 @@ func (a app) theLetter(
 }
 
 // editAndReplay returns keep where an edit was confirmed and not published.
-func (a app) editAndReplay(
-	ctx context.Context, c *cli.Command, l *letters, letter operate.Letter, command []string,
-	file string,
+func (l *letters) editAndReplay(
+	ctx context.Context, letter operate.Letter, command []string, file string,
 ) (keep bool, err error) {
+	c := l.c
 	before, fixed := lettertext.Of(letter.Delivery.Headers, letter.Delivery.Body)
-	after, err := a.edit(ctx, letter, before, fixed, command, file, c.Bool(flagNotJSON))
+	after, err := l.edit(ctx, letter, before, fixed, command, file, c.Bool(flagNotJSON))
 	if err != nil {
 		return false, err
 	}
-	if err := a.difference(letter, before, after); err != nil {
+	if err := l.difference(letter, before, after); err != nil {
 		return false, err
 	}
 	if c.Bool("dry-run") {
-		_, err = fmt.Fprintln(a.out, "would have replayed 1 edited dead letter; nothing was changed")
+		_, err = fmt.Fprintln(l.out, "would have replayed 1 edited dead letter; nothing was changed")
 		return false, err
 	}
-	err = a.ask(c, "nothing was changed", "Replay the edited letter to queue %q and keep the "+
+	err = l.ask(c, "nothing was changed", "Replay the edited letter to queue %q and keep the "+
 		"original in queue %q?", cmp.Or(c.String("to"), l.plan.Queue), l.originals())
 	if err != nil {
 		return false, err
@@ -259,7 +257,7 @@ func (a app) editAndReplay(
 		},
 	}
 	var p operate.Progress
-	err = a.audited(c, l.plan.Queue, &options.Filter, func(e *auditlog.Entry) (err error) {
+	err = l.audited(c, l.plan.Queue, &options.Filter, func(e *auditlog.Entry) (err error) {
 		if key != "" && l.plan.Line != "" && options.To == "" { // the letter keeps its place
 			p, err = l.operator.ReplayKey(ctx, l.plan, key, options)
 		} else {
@@ -272,9 +270,9 @@ func (a app) editAndReplay(
 		}
 		return err
 	})
-	code := a.report(c, l.plan.Queue, "replayed", deadLetter, p, err)
+	code := l.report(l.plan.Queue, "replayed", deadLetter, p, err)
 	if p.Done > 0 {
-		a.kept(c, l)
+		l.kept()
 	}
 	return err != nil, code
 }

@@ -96,16 +96,14 @@ func (a app) serve() *cli.Command {
 					"the services: charts of up to 30 days; without it the last hour",
 			},
 		},
-		Action: func(ctx context.Context, c *cli.Command) error {
-			if c.NArg() > 0 {
-				return usage("%s takes no arguments", c.FullName())
-			}
-			return a.runServer(ctx, c)
-		},
+		Action: a.runServer,
 	}
 }
 
 func (a app) runServer(ctx context.Context, c *cli.Command) (err error) {
+	if c.NArg() > 0 {
+		return usage("%s takes no arguments", c.FullName())
+	}
 	config, err := a.pageConfig(c)
 	if err != nil {
 		return err

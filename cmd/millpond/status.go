@@ -53,7 +53,7 @@ func (a app) statusOnce(ctx context.Context, c *cli.Command, queues []string) er
 		all := len(queues) == 0 && s.vhost != nil
 		if !all {
 			var err error
-			if plans, err = s.plans(queues); err != nil {
+			if plans, err = s.plansOf(queues); err != nil {
 				return err
 			}
 		}
@@ -68,27 +68,22 @@ func (a app) statusOnce(ctx context.Context, c *cli.Command, queues []string) er
 				return !slices.ContainsFunc(plans, func(p topology.Plan) bool { return i.Concerns(p.Queue) })
 			}))
 		}
-		return s.reports(ctx, plans)
+		reports := []operate.Report{}
+		for _, plan := range plans {
+			report, err := s.verify(ctx, plan)
+			if err != nil {
+				return err
+			}
+			if reports = append(reports, report); !c.Bool(flagJSON) {
+				fmt.Fprint(a.out, report)
+				s.printFindings(s.news(report.Findings), "")
+			}
+		}
+		if c.Bool(flagJSON) {
+			return s.printSnakeJSON(reports)
+		}
+		return nil
 	})
-}
-
-// reports prints each queue of the plans, and the findings.
-func (s *session) reports(ctx context.Context, plans []topology.Plan) error {
-	all := []operate.Report{}
-	for _, plan := range plans {
-		report, err := s.verify(ctx, plan)
-		if err != nil {
-			return err
-		}
-		if all = append(all, report); !s.c.Bool(flagJSON) {
-			fmt.Fprint(s.out, report)
-			s.printFindings(s.news(report.Findings), "")
-		}
-	}
-	if s.c.Bool(flagJSON) {
-		return s.printSnakeJSON(all)
-	}
-	return nil
 }
 
 const (

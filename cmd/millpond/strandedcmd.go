@@ -12,6 +12,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/millpond-go/millpond/cmd/millpond/internal/overview"
+	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -53,26 +54,26 @@ func (a app) onStrays(act act) cli.ActionFunc {
 			return usage("--id takes the ID of a message: stranded messages have no positions")
 		}
 		filter.Queues = c.Args().Slice()
-		return a.withStrays(ctx, c, letters{filter: filter, limit: limit}, act)
+		return a.withStrays(ctx, c, filter, limit, act)
 	}
 }
 
 // withStrays calls act for each stranded queue.
-func (a app) withStrays(ctx context.Context, c *cli.Command, l letters, act act) error {
+func (a app) withStrays(
+	ctx context.Context, c *cli.Command, filter operate.Filter, limit int, act act,
+) error {
 	return a.opened(ctx, c, func(s *session) error {
 		queues, err := s.strandedQueues()
 		if err != nil {
 			return err
 		}
-		l.kind, l.operator, l.several = a.strandedMessages(), s.operator, len(queues) > 1
-		var errs []error
-		for _, l.plan.Dead.RoutingKey = range queues {
-			if len(queues) > 1 && !c.Bool(flagJSON) {
-				fmt.Fprintf(a.told(c), "%s:\n", harmless(l.from()))
-			}
-			errs = append(errs, act(ctx, c, &l))
+		plans := make([]topology.Plan, len(queues))
+		for i, queue := range queues {
+			plans[i].Queue, plans[i].Dead.RoutingKey = queue, queue
 		}
-		return worst(errs)
+		return s.each(ctx, plans, func(plan topology.Plan) error {
+			return act(ctx, &letters{s, a.strandedMessages(), plan, filter, limit})
+		})
 	})
 }
 
@@ -87,10 +88,7 @@ func (s *session) strandedQueues() ([]string, error) {
 			"stranded messages: %s\n", one)
 		return []string{one}, nil
 	}
-	var found []string
-	for _, q := range s.vhost.Stranded {
-		found = append(found, q.Name)
-	}
+	found := namesOf(s.vhost.Stranded, queueName)
 	for _, o := range s.vhost.Orphans {
 		if o.Total.N != 0 {
 			fmt.Fprintf(s.err, "millpond: %s in wait queue %s, which leads to no queue: %s\n",
@@ -116,13 +114,11 @@ func (a app) strandedList() *cli.Command {
 		Name: "list", Usage: "list stranded messages, oldest first, with their queue, the time and the " +
 			"cause; with --json one object a line",
 		ArgsUsage: "[QUEUE…]", Description: aboutStranded, Flags: a.strandedMessages().flags,
-		Action: a.onStrays(func(ctx context.Context, c *cli.Command, l *letters) error {
-			return stream(a, c, l.operator.Stranded(ctx, l.from(), l.filter, l.limit),
-				"%-36s  %-20s  %-20s  %8s  %-12s  %s\n",
+		Action: a.onStrays(func(ctx context.Context, l *letters) error {
+			return l.list(ctx, "%-36s  %-20s  %-20s  %8s  %-12s  %s\n",
 				[]any{"id", "for queue", "since", "failures", "cause", "why"},
 				fmt.Sprintf("no such messages in queue %q\n", l.from()),
-				func(m *operate.StrandedMessage) []any {
-					m.History = nil
+				func(m operate.StrandedMessage) []any {
 					return []any{
 						oneLine(m.ID), orDash(oneLine(m.Queue)), when(m.DeadAt),
 						strconv.Itoa(m.Attempts), string(m.Cause), harmless(m.Why),
@@ -138,28 +134,17 @@ func (a app) strandedShow() *cli.Command {
 		Description: "The message is in the queue millpond.stranded, or PREFIX.stranded with --prefix.",
 		Flags:       []cli.Flag{fullPayload()},
 		Action: func(ctx context.Context, c *cli.Command) error {
-			if c.NArg() != 1 {
-				return usage("%s takes the ID of one message", c.FullName())
+			id, err := argument(c, "the ID of one message")
+			if err != nil {
+				return err
 			}
-			id := c.Args().First()
-			one := letters{filter: operate.Filter{IDs: []string{id}}}
-			return a.withStrays(ctx, c, one, func(
-				ctx context.Context, c *cli.Command, l *letters,
-			) error {
-				found := 0
-				for m, err := range l.operator.Stranded(ctx, l.from(), l.filter, 0) {
-					if err == nil {
-						err = a.show(c, found, m)
-					}
-					if err != nil {
-						return err
-					}
-					found++
+			one := operate.Filter{IDs: []string{id}}
+			return a.withStrays(ctx, c, one, 0, func(ctx context.Context, l *letters) error {
+				found, err := l.showAll(ctx)
+				if err == nil && found == 0 {
+					err = notFound("there is no message %q in queue %q", id, l.from())
 				}
-				if found == 0 {
-					return notFound("there is no message %q in queue %q", id, l.from())
-				}
-				return nil
+				return err
 			})
 		},
 	}
@@ -177,11 +162,11 @@ func (a app) strandedReturn() *cli.Command {
 			if err != nil {
 				return usage("--rate %v", err)
 			}
-			return a.onChosen(k, func(ctx context.Context, c *cli.Command, l *letters) error {
+			return a.onChosen(k, func(ctx context.Context, l *letters) error {
 				options := operate.MoveOptions{
 					Filter: l.filter, Limit: l.limit, Rate: rate, To: c.String("to"),
 				}
-				return a.move(c, l.from(), "return", k.one, l.several, options,
+				return l.move(l.from(), "return", k.one, options,
 					func(o operate.MoveOptions) (operate.Progress, error) {
 						return l.operator.ReturnStranded(ctx, l.from(), o)
 					})

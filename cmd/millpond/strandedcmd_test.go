@@ -69,15 +69,6 @@ func (s *vanishing) start() *rig.Service {
 	})
 }
 
-// handled waits until n messages were handled, each at its second attempt.
-func (s *vanishing) handled(n int) {
-	s.t.Helper()
-	testbroker.WaitFor(s.t, fmt.Sprintf("%d orders to be handled", n), patience,
-		func() bool { return s.done.Count() == n })
-	require.EqualValues(s.t, n, s.failed.Load(), "first attempts")
-	require.Empty(s.t, s.strayLines())
-}
-
 // strayLines lists the messages of the shop.
 func (s *vanishing) strayLines() (lines []operate.StrandedMessage) {
 	s.t.Helper()
@@ -102,12 +93,16 @@ func (s *vanishing) awaitStranded(n int, cause operate.Cause) {
 	}
 }
 
-// returns requires that all n stranded messages return, and that their attempts go on.
+// returns requires that all n stranded messages return, and that their attempts go on: each is
+// handled at its second.
 func (s *vanishing) returns(n, handled int) {
 	s.t.Helper()
 	o := s.tool("stranded", "return", s.queue)
 	require.Equal(s.t, fmt.Sprintf("returned %d stranded messages of %d\n", n, n), o.out, o.err)
-	s.handled(handled)
+	testbroker.WaitFor(s.t, fmt.Sprintf("%d orders to be handled", handled), patience,
+		func() bool { return s.done.Count() == handled })
+	require.EqualValues(s.t, handled, s.failed.Load(), "first attempts")
+	require.Empty(s.t, s.strayLines())
 }
 
 // A queue is deleted while messages wait for it, and another time its binding. The messages are
@@ -244,7 +239,6 @@ func TestStrandedCommandsRefuse(t *testing.T) {
 		code int
 		want string
 	}{
-		{"dead list", exitUsage, "name the queues"},
 		{"status", exitUsage, "name the queues"},
 		{"stranded discard --all", exitUsage, "there is no terminal to ask on"},
 		{"dead list Q --dlq millpond.stranded", exitUsage, "with millpond stranded"},

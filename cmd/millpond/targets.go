@@ -14,6 +14,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/native"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -34,9 +35,8 @@ type session struct {
 	api      string            // URL of the management API; may be empty
 	vhost    *operate.View     // nil: only the flags say how messages wait
 	blind    error             // why vhost is nil
-	several  bool              // the command works on several queues
-	queues   int               // so many
-	deads    map[string]int    // how many of them keep their letters in a queue
+	plans    []topology.Plan   // of all queues that the command works on
+	several  bool              // whether plans has more than one
 	said     []operate.Finding // about the broker: the same for each queue
 }
 
@@ -119,7 +119,7 @@ func (a app) connect(ctx context.Context, c *cli.Command, api string) (*operate.
 func (a app) planned(
 	ctx context.Context, c *cli.Command, queue string, f func(*session, topology.Plan) error,
 ) error {
-	plan, err := a.planOf(c, queue)
+	plan, err := a.planOf(c, queue, flagPolicy)
 	if err != nil {
 		return err
 	}
@@ -143,7 +143,7 @@ func (a app) each(
 	ctx context.Context, c *cli.Command, queues []string, f func(*session, topology.Plan) error,
 ) error {
 	return a.opened(ctx, c, func(s *session) error {
-		plans, err := s.plans(queues)
+		plans, err := s.plansOf(queues)
 		if err != nil {
 			return err
 		}
@@ -155,10 +155,7 @@ func (a app) each(
 func (s *session) each(
 	ctx context.Context, plans []topology.Plan, f func(topology.Plan) error,
 ) error {
-	s.queues, s.several, s.deads = len(plans), len(plans) > 1, map[string]int{}
-	for _, plan := range plans {
-		s.deads[plan.Dead.RoutingKey]++
-	}
+	s.plans, s.several = plans, len(plans) > 1
 	var errs []error
 	for _, plan := range plans {
 		if s.several && !s.c.Bool(flagJSON) {
@@ -190,8 +187,8 @@ func (a app) told(c *cli.Command) io.Writer {
 	return a.out
 }
 
-// plans returns the plans of the named queues, or of all that were found if none is named.
-func (s *session) plans(queues []string) ([]topology.Plan, error) {
+// plansOf returns the plans of the named queues, or of all that were found if none is named.
+func (s *session) plansOf(queues []string) ([]topology.Plan, error) {
 	if s.vhost == nil {
 		return s.assumed(queues)
 	}
@@ -225,7 +222,7 @@ func (s *session) assumed(queues []string) ([]topology.Plan, error) {
 	plans := make([]topology.Plan, len(queues))
 	for i, queue := range queues {
 		var err error
-		if plans[i], err = s.planOf(s.c, queue); err != nil {
+		if plans[i], err = s.planOf(s.c, queue, flagPolicy); err != nil {
 			return nil, err
 		}
 	}
@@ -233,8 +230,9 @@ func (s *session) assumed(queues []string) ([]topology.Plan, error) {
 		fmt.Fprintf(s.err, "millpond: the management API cannot be asked: %v\n", s.blind)
 	}
 	for _, plan := range plans {
+		names := namesOf(plan.Queues, func(q topology.Queue) string { return harmless(q.Name) })
 		fmt.Fprintf(s.err, "millpond: without the management API these are taken for the queues of "+
-			"%q: %s\n", plan.Queue, strings.Join(namesOf(plan), ", "))
+			"%q: %s\n", plan.Queue, strings.Join(names, ", "))
 	}
 	if s.guesses() && !strings.Contains(s.c.FullName(), " dead ") {
 		fmt.Fprintln(s.err, guessed)
@@ -245,10 +243,11 @@ func (s *session) assumed(queues []string) ([]topology.Plan, error) {
 const guessed = "millpond: without --policy the tool assumes the default wait steps; " +
 	"name the delays of the service's policy"
 
-func namesOf(plan topology.Plan) []string {
-	names := make([]string, len(plan.Queues))
-	for i, q := range plan.Queues {
-		names[i] = harmless(q.Name)
+// namesOf returns a name for each of a list.
+func namesOf[T any](list []T, name func(T) string) []string {
+	names := make([]string, len(list))
+	for i, one := range list {
+		names[i] = name(one)
 	}
 	return names
 }
@@ -300,14 +299,10 @@ func (s *session) unknownQueue(queue string) error {
 
 // candidates names queues that may keep dead letters of any queue.
 func (s *session) candidates() string {
-	var names []string
-	for _, q := range s.vhost.Unclaimed {
-		names = append(names, q.Name)
-	}
-	if len(names) == 0 {
+	if len(s.vhost.Unclaimed) == 0 {
 		return ""
 	}
-	return "; it may be one of " + some(names)
+	return "; it may be one of " + some(namesOf(s.vhost.Unclaimed, queueName))
 }
 
 // some names the first of many queues.
@@ -324,27 +319,27 @@ const maxNamed = 10
 
 // agree compares the flags that were given with the broker's queues. Only --dlq adds something.
 func (s *session) agree(main operate.Main, plan *topology.Plan) error {
-	list, err := delays(s.c)
+	list, err := delays(s.c, flagPolicy)
 	if err != nil {
 		return err
 	}
-	if _, err := s.strategy(s.c, list); err != nil {
-		return err
-	}
-	native, err := s.agreeNative(list, plan)
+	strategy, err := s.strategy(s.c, list)
 	if err != nil {
 		return err
 	}
-	var strategies, waits []string
-	for _, name := range main.Strategies() {
-		strategies = append(strategies, strings.ToLower(string(name)))
+	holds, isNative := strategy.(native.Strategy)
+	if isNative { // no wait queue shows how long the queue must hold messages
+		plan.RejectMin, plan.RejectMax = holds.Min, holds.Max
 	}
-	for _, w := range main.Waits {
-		waits = append(waits, fmt.Sprintf("%s (%s)", harmless(w.Name), w.Delay))
-	}
+	strategies := namesOf(main.Strategies(), func(name operate.Strategy) string {
+		return strings.ToLower(string(name))
+	})
+	waits := namesOf(main.Waits, func(w operate.Wait) string {
+		return fmt.Sprintf("%s (%s)", harmless(w.Name), w.Delay)
+	})
 	has := func(is func(operate.Wait) bool) bool { return slices.ContainsFunc(main.Waits, is) }
 	named := func(name string) bool { return strings.HasPrefix(name, s.c.String(flagPrefix)+".") }
-	anyDelay := native || main.Line != nil || main.Plan.Levels != nil
+	anyDelay := isNative || main.Line != nil || main.Plan.Levels != nil
 	for _, differs := range []struct {
 		flag  string
 		is    bool
@@ -353,7 +348,7 @@ func (s *session) agree(main operate.Main, plan *topology.Plan) error {
 		{flagPolicy, !anyDelay && slices.ContainsFunc(list, func(d time.Duration) bool {
 			return !has(func(w operate.Wait) bool { return w.Delay == d })
 		}), waits},
-		{flagStrategy, !native && !slices.Contains(strategies, s.c.String(flagStrategy)) &&
+		{flagStrategy, !isNative && !slices.Contains(strategies, s.c.String(flagStrategy)) &&
 			!slices.Contains(strategies, string(operate.Unknown)), append(strategies, waits...)},
 		{flagType, len(waits) > 0 && !has(func(w operate.Wait) bool {
 			return string(w.Type) == s.c.String(flagType)
@@ -383,12 +378,11 @@ func (s *session) agree(main operate.Main, plan *topology.Plan) error {
 }
 
 // mainNames are the names of the queues with retries.
-func mainNames(found *operate.View) (names []string) {
-	for _, main := range found.Mains {
-		names = append(names, main.Name)
-	}
-	return names
+func mainNames(found *operate.View) []string {
+	return namesOf(found.Mains, func(m operate.Main) string { return m.Name })
 }
+
+func queueName(q operate.Queue) string { return q.Name }
 
 // completeQueues offers the names of the queues that are found.
 func (a app) completeQueues(ctx context.Context, c *cli.Command) { a.complete(ctx, c, mainNames) }

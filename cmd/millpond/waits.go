@@ -88,7 +88,7 @@ func (s *session) waitPlans(queues []string) (plans []topology.Plan, gone []stri
 		return s.vhost != nil && !there
 	})
 	if len(known) > 0 || len(gone) == 0 {
-		plans, err = s.plans(known)
+		plans, err = s.plansOf(known)
 	}
 	if s.vhost != nil {
 		all := s.vhost.Waits()
@@ -162,7 +162,7 @@ func (a app) takeOut(name, where string, do func(
 					options.Filter.Match = func(l operate.Letter) bool { return waitsFor(l.Queue, plan.Queue) }
 				}
 				verb := map[string]string{"cancel": "cancell"}[name] // cancelled
-				return a.move(c, plan.Queue, cmp.Or(verb, name), "waiting message", s.several, options,
+				return s.move(plan.Queue, cmp.Or(verb, name), "waiting message", options,
 					func(o operate.MoveOptions) (p operate.Progress, err error) {
 						p, err = do(s.operator, ctx, plan, o)
 						if err == nil && p.Chosen == 0 && c.Bool("all") {
@@ -193,25 +193,29 @@ func (a app) prune() *cli.Command {
 			dryRun(),
 		},
 		Action: func(ctx context.Context, c *cli.Command) error {
-			queue, err := queueOf(c)
+			queue, err := argument(c, oneQueue)
 			if err != nil {
 				return err
 			}
 			if c.String(flagPolicy) == "" {
 				return usage("--policy says which wait queues stay: name the delays of today")
 			}
+			plan, err := a.planOf(c, queue, flagPolicy)
+			if err != nil {
+				return err
+			}
 			names := c.StringSlice("queue")
-			if old := c.String(flagOldPolicy); old != "" {
-				more, err := a.olderQueues(c, queue, old)
+			if c.String(flagOldPolicy) != "" {
+				before, err := a.planOf(c, queue, flagOldPolicy)
 				if err != nil {
 					return err
 				}
-				names = append(names, more...)
+				names = append(names, unusedWaits(before, plan)...)
 			}
 			if len(names) == 0 {
 				return usage("name the queues to delete with --queue, or the policy before with --old-policy")
 			}
-			return a.planned(ctx, c, queue, func(s *session, plan topology.Plan) error {
+			return a.opened(ctx, c, func(s *session) error {
 				var results []operate.Pruned
 				err := a.audited(c, queue, new(operate.Filter), func(*auditlog.Entry) (err error) {
 					results, err = s.operator.Prune(ctx, []topology.Plan{plan}, operate.PruneOptions{
@@ -226,31 +230,17 @@ func (a app) prune() *cli.Command {
 	}
 }
 
-// olderQueues returns the wait queues of an older policy that today's policy does not use.
-func (a app) olderQueues(c *cli.Command, queue, old string) ([]string, error) {
-	today, err := a.planOf(c, queue)
-	if err != nil {
-		return nil, err
-	}
-	list, err := delaysOf("--"+flagOldPolicy, old)
-	if err != nil {
-		return nil, err
-	}
-	before, err := a.planFor(c, queue, list, "--"+flagOldPolicy+": ")
-	if err != nil {
-		return nil, err
-	}
-	kept := map[string]bool{}
-	for _, q := range today.Queues {
-		kept[q.Name] = true
-	}
-	var names []string
+// unusedWaits returns the wait queues of an older plan that today's plan does not use.
+func unusedWaits(before, today topology.Plan) (names []string) {
 	for _, q := range before.Queues {
-		if q.Delay > 0 && !kept[q.Name] {
+		used := slices.ContainsFunc(today.Queues, func(now topology.Queue) bool {
+			return now.Name == q.Name
+		})
+		if q.Delay > 0 && !used {
 			names = append(names, q.Name)
 		}
 	}
-	return names, nil
+	return names
 }
 
 func (a app) printPruned(c *cli.Command, results []operate.Pruned) error {
