@@ -22,10 +22,10 @@ type queueView struct {
 }
 
 // ranges returns the times that charts can show, and the one that a request has chosen. More than
-// an hour needs Prometheus.
+// an hour needs Prometheus, and one queue.
 func (h *Handler) ranges(r *http.Request) (all []time.Duration, chosen time.Duration) {
 	all = []time.Duration{10 * time.Minute, time.Hour}
-	if h.past != nil {
+	if h.past != nil && r.URL.Query().Get(queueName) != history.All {
 		const day = 24 * time.Hour
 		all = append(all, 6*time.Hour, day, 7*day, 30*day)
 	}
@@ -37,9 +37,13 @@ func (h *Handler) ranges(r *http.Request) (all []time.Duration, chosen time.Dura
 }
 
 func (h *Handler) queue(w http.ResponseWriter, r *http.Request) error {
-	s, main, err := h.queueOf(r)
+	s, main, err := h.oneOrAll(r)
 	if err != nil {
 		return err
+	}
+	title := "All queues"
+	if main.Name != history.All {
+		title = "Queue " + oneLine(100, main.Name)
 	}
 	v := queueView{Now: time.Now(), Main: main, Charts: [][2]string{
 		{"dead", "Dead letters"},
@@ -49,13 +53,22 @@ func (h *Handler) queue(w http.ResponseWriter, r *http.Request) error {
 	}}
 	v.Ranges, v.Range = h.ranges(r)
 	for _, i := range s.Incidents {
-		if i.Concerns(main.Name) {
+		if main.Name != history.All && i.Concerns(main.Name) {
 			v.Incidents = append(v.Incidents, i)
 		}
 	}
 	return h.show(w, r, "queue", view{
-		Title: "Queue " + oneLine(100, main.Name), Nav: "now", Data: v,
+		Title: title, Nav: "now", Data: v,
 	})
+}
+
+// oneOrAll is queueOf, with history.All for a request that names no queue.
+func (h *Handler) oneOrAll(r *http.Request) (s *sight, main operate.Main, err error) {
+	if r.URL.Query().Get(queueName) == history.All {
+		s, err = h.seen(r.Context())
+		return s, main, err
+	}
+	return h.queueOf(r)
 }
 
 // queueOf returns the last sight, and the queue that a request names.
@@ -66,28 +79,31 @@ func (h *Handler) queueOf(r *http.Request) (s *sight, main operate.Main, err err
 	return s, main, err
 }
 
-// chart answers the points of a queue as JSON.
+// chart answers the points of a queue as JSON: of Prometheus, if the page has not seen all of the
+// time.
 func (h *Handler) chart(w http.ResponseWriter, r *http.Request) error {
-	_, main, err := h.queueOf(r)
+	_, main, err := h.oneOrAll(r)
 	if err != nil {
 		return err
 	}
+	now := time.Now()
 	answer := struct {
 		history.Chart
 		Note string `json:"note,omitempty"`
-	}{}
-	now := time.Now()
-	if _, long := h.ranges(r); long > time.Hour {
+	}{Chart: h.history.Chart(main.Name, now)}
+	_, long := h.ranges(r)
+	begin := now.Add(-long + 2*history.Step).Unix()
+	if h.past != nil && main.Name != history.All &&
+		(len(answer.Times) == 0 || answer.Times[0] > begin) {
 		names := history.Names{Vhost: h.vhost, Queue: main.Name}
 		for _, d := range main.Dead {
 			names.Dead = append(names.Dead, d.Name)
 		}
-		if answer.Chart, err = h.past.Chart(r.Context(), names, now, long); err != nil {
+		if past, err := h.past.Chart(r.Context(), names, now, long); err == nil {
+			answer.Chart = past
+		} else {
 			answer.Note = oneLine(300, err.Error()) + ". This is the last hour, as the page has seen it."
 		}
-	}
-	if len(answer.Times) == 0 {
-		answer.Chart = h.history.Chart(main.Name, now)
 	}
 	w.Header().Set("Content-Type", "application/json")
 	return json.NewEncoder(w).Encode(answer)

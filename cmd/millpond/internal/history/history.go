@@ -18,6 +18,8 @@ const (
 	growth = 10 * time.Minute
 	// forget is how long an incident may be absent and be the same when it comes back.
 	forget = time.Minute
+	// All names all queues of the vhost together.
+	All = ""
 )
 
 // History is the memory of one vhost. Its methods may be called from many goroutines. Of 3 000
@@ -93,19 +95,11 @@ func (h *History) add(at time.Time, v operate.View) {
 	h.times[place] = at
 	for i := range v.Mains {
 		m := &v.Mains[i]
-		s := h.queues[m.Name]
-		if s == nil {
-			s = new(series)
-			for p := range Points {
-				s.put(p, [len(columns)]float32{unknown, unknown, unknown, unknown, unknown})
-			}
-			h.queues[m.Name] = s
-		}
-		s.last = h.n
-		s.put(place, [...]float32{
+		h.note(m.Name, place, [...]float32{
 			number(m.DeadLetters), number(m.Ready), rate(m.In), rate(m.Out), retries(m),
 		})
 	}
+	h.note(All, place, sum(v))
 	for name, s := range h.queues {
 		if s.last < h.n {
 			s.put(place, [...]float32{unknown, unknown, unknown, unknown, unknown})
@@ -114,6 +108,50 @@ func (h *History) add(at time.Time, v operate.View) {
 			delete(h.queues, name)
 		}
 	}
+}
+
+func (h *History) note(queue string, place int, values [len(columns)]float32) {
+	s := h.queues[queue]
+	if s == nil {
+		s = new(series)
+		for p := range Points {
+			s.put(p, [len(columns)]float32{unknown, unknown, unknown, unknown, unknown})
+		}
+		h.queues[queue] = s
+	}
+	s.last = h.n
+	s.put(place, values)
+}
+
+// sum has the points of all queues together: what several share counts once, and a rate that is not
+// known is 0.
+func sum(v operate.View) (all [len(columns)]float32) {
+	counted := map[string]bool{}
+	add := func(column int, queue string, value float32, known bool) {
+		if known && !counted[queue] {
+			all[column] += value
+		}
+		counted[queue] = true
+	}
+	for i := range v.Mains {
+		m := &v.Mains[i]
+		all[1] += number(m.Ready)
+		for column, r := range map[int]*float64{2: m.In, 3: m.Out} {
+			if r != nil {
+				all[column] += float32(*r)
+			}
+		}
+		for _, d := range m.Dead {
+			add(0, d.Name, number(d.Total), true)
+		}
+		for _, w := range m.Waits {
+			add(4, w.Name, rate(w.In), w.In != nil)
+		}
+		if m.Line != nil {
+			add(4, m.Line.Name, rate(m.Line.In), m.Line.In != nil)
+		}
+	}
+	return all
 }
 
 func (s *series) put(place int, values [len(columns)]float32) {
@@ -186,7 +224,7 @@ type Chart struct {
 	Columns map[string][]*float64 `json:"columns"`
 }
 
-// Chart returns the last hour of a queue.
+// Chart returns the last hour of a queue, or of All.
 func (h *History) Chart(queue string, now time.Time) Chart {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -90,3 +90,18 @@ func TestHour(t *testing.T) {
 	require.Nil(t, c.Columns["out"][last])
 	require.Equal(t, []int{0, 0, 0, 12, 12, 11}, h.Dead("q", 6, noon.Add(23*time.Minute)))
 }
+
+// Given two queues that share their wait queue and their dead letters, then these count once.
+func TestAllQueuesTogether(t *testing.T) {
+	t.Parallel()
+	a, b := queue("a", 3, 4, 1), queue("b", 3, 4, 1)
+	a.Dead[0].Total, a.Dead[0].Name, b.Dead[0].Name = a.DeadLetters, "dlq", "dlq"
+	h := new(history.History)
+	h.Look(noon, view(a, b), nil)
+	c := h.Chart(history.All, noon)
+	for name, want := range map[string]float64{
+		"dead": 3, "ready": 8, "in": 4, "out": 0, "retries": 2,
+	} {
+		require.InDelta(t, want, *c.Columns[name][0], 0, name)
+	}
+}

@@ -64,7 +64,11 @@ func Growth(i operate.Incident, now time.Time) string {
 	if i.Grown == 0 || i.GrownSince.IsZero() {
 		return ""
 	}
-	return fmt.Sprintf("%+d in %s", i.Grown, About(now.Sub(i.GrownSince).Round(time.Second)))
+	over := now.Sub(i.GrownSince)
+	if over > time.Minute {
+		over = over.Round(time.Minute)
+	}
+	return fmt.Sprintf("%+d in %s", i.Grown, About(over.Round(time.Second)))
 }
 
 // Middle shortens a text to n characters by leaving out its middle.

@@ -14,7 +14,7 @@
     const first = t.findIndex((at, i) => at >= t[last] - 600 && values[i] != null);
     if (first < 0 || first >= last || values[last] == null) return "";
     const by = values[last] - values[first];
-    return (by < 0 ? "" : "+") + by + " in " + Math.max(1, Math.round((t[last] - t[first]) / 60)) + " min";
+    return (by < 0 ? by : by > 0 ? "+" + by : "no change") + " in " + Math.max(1, Math.round((t[last] - t[first]) / 60)) + " min";
   };
 
   const draw = (element, data) => {
