@@ -160,7 +160,7 @@ func TestManyQueuesFitOneScreen(t *testing.T) {
 		require.LessOrEqual(t, utf8.RuneCountInString(line), 100, line)
 	}
 	const name = `service-longlonglo…nglonglong-of-117 +`
-	require.Regexp(t, `^gone +3 messages wait for it, and it is gone: `, lines[0])
+	require.Regexp(t, `^gone +3 messages wait for it, and it is gone[:;] `, lines[0])
 	require.Regexp(t, `\n`+name+`no consumer for 1234567 ready messages, since \?\n`+
 		name+`1 dead letter, since \?\n\nqueue +ready .*\n`+name+`1234567 +\? +≤5 +1 +0\n`, out.String())
 	require.Contains(t, out.String(), "199 queues without incidents")

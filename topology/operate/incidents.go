@@ -107,11 +107,11 @@ func (v View) Incidents(options IncidentOptions) []Incident {
 			weight += 2 * policyWeight
 		}
 		list.add(Incident{Kind: IncidentGone, Urgency: 1, Queue: g.Queue, weight: weight},
-			"%s for it, and it is gone: %s%s", waits(g.Messages), map[Fate]string{
-				FateLost:     "they are LOST unless its service declares it before they return",
-				FateStranded: "they are stranded unless its service declares it before they return",
-				FateHeld:     "they stay in their wait queue until its service declares it",
-			}[g.Fate], first)
+			"%s for it, and it is gone%s: %s", waits(g.Messages), first, map[Fate]string{
+				FateLost:     "start its service in time, or they are LOST",
+				FateStranded: "start its service in time, or they are stranded",
+				FateHeld:     "they stay in their wait queue until its service starts",
+			}[g.Fate])
 	}
 	for _, q := range v.Stranded {
 		if q.Total.N > 0 {

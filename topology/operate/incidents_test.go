@@ -92,8 +92,8 @@ func TestIncidents(t *testing.T) {
 		require.Equal(t, i.Brake != "", i.Concerns("braked"), i.Text)
 	}
 	require.Equal(t, []string{
-		"1 mail: 1 message waits for it, and it is gone: they are LOST unless its service declares it " +
-			"before they return; the first returns at 2026-03-01 12:00:00Z",
+		"1 mail: 1 message waits for it, and it is gone; the first returns at " +
+			"2026-03-01 12:00:00Z: start its service in time, or they are LOST",
 		`1 limited: queue "limited.dlq": policy "p" sets max-length to 1: the oldest are deleted`,
 		"2 down: no consumer for 12 ready messages, or a brake is stopped [12:01] longer",
 		"2 empty: no consumer, and 1 message waits to come back, or a brake is stopped [12:01]",

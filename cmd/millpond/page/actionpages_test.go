@@ -182,7 +182,7 @@ func TestWayBackFromARehearsal(t *testing.T) {
 	require.Equal(t, group, form.Get("group"))
 	a = v.post("/action/rehearse?kind=replay&queue=orders", form)
 	first := a.Request.URL.RequestURI()
-	require.Contains(t, a.text(), `cause=&#34;no customer #&#34;; the first 3 are watched`)
+	require.Contains(t, a.text(), `cause=&#34;no customer #&#34;; all are watched`)
 	require.Contains(t, a.text(), "Replay of 2 letters of orders")
 	require.NotContains(t, a.body, group)
 	form = formIn(t, a.body, "/action/rehearse", "")

@@ -71,6 +71,25 @@ func (h *Handler) openJobs() error {
 	return nil
 }
 
+// back is the address of the messages of an action.
+func back(r job.Request) template.URL {
+	path := "/dead"
+	switch r.Kind {
+	case job.Return:
+		path = "/stranded"
+	case job.Release, job.Cancel, job.ReleaseKey, job.ReplayKey:
+		path = "/waiting"
+	}
+	return template.URL(path + "?" + url.Values{queueName: {r.Queue}}.Encode())
+}
+
+// movedSince reports whether an action has moved messages out of a queue since a look.
+func (h *Handler) movedSince(source string, look time.Time) bool {
+	return h.jobs != nil && slices.ContainsFunc(h.jobs.Actions(), func(a job.Action) bool {
+		return a.Source == source && a.Progress.Done > 0 && (a.Active() || a.Ended.After(look))
+	})
+}
+
 // acting reports whether an action or a rehearsal is under way.
 func (h *Handler) acting() bool { return h.jobs != nil && h.jobs.Busy() }
 

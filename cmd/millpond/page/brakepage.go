@@ -63,6 +63,11 @@ func (h *Handler) brakes(w http.ResponseWriter, r *http.Request) error {
 	slices.SortStableFunc(v.Rows, func(a, b brakeRow) int {
 		return overview.StoppedFirst(a.BrakeState, b.BrakeState)
 	})
+	for _, row := range v.Rows {
+		if v.Name == "" && !row.Stopped {
+			v.Name = row.Name
+		}
+	}
 	for _, m := range s.Vhost.Mains {
 		if !braked[m.Name] {
 			v.Bare = append(v.Bare, m.Name)

@@ -37,10 +37,10 @@ func TestBrakesByForms(t *testing.T) {
 	form := url.Values{"name": {name}, "for": {"1h"}, "cause": {"it <moves>"}}
 	stopped := v.post("/brakes/stop", form).text()
 	require.Regexp(t,
-		name+` stopped by hand Start \d+ s ago in 59 min local it &lt;moves&gt; braked`, stopped)
+		name+` stopped by hand Start consuming \d+ s ago in 59 min local it &lt;moves&gt; braked`, stopped)
 	now := v.get("/").text()
 	require.Regexp(t, `brake `+name+` : stopped by hand by local, ends .*: it &lt;moves&gt;.* `+
-		`braked .*Start`, now)
+		`braked .*Start consuming`, now)
 	require.Contains(t, v.post("/brakes/start?name="+url.QueryEscape(name), url.Values{}).text(),
 		name+" open")
 	log, err := os.ReadFile(filepath.Join(folder, "audit.jsonl"))
@@ -57,6 +57,6 @@ func TestBrakesByForms(t *testing.T) {
 		}
 	}
 	reader := h.reading()
-	require.NotContains(t, reader.get("/brakes").body, ">Stop<")
+	require.NotContains(t, reader.get("/brakes").body, ">Stop consuming<")
 	require.Equal(t, http.StatusForbidden, reader.post("/brakes/stop", form).StatusCode)
 }

@@ -41,7 +41,8 @@ var meanings = map[operate.Problem]string{
 		"should go through it do not arrive.",
 	operate.Conflicting: "It was made with other settings than the service needs. RabbitMQ does not " +
 		"change the settings of a queue that exists.",
-	operate.Dropping: "The queue is allowed to throw messages away.",
+	operate.Dropping: "Messages can be lost in it, or on the way into it.",
+	operate.Stranded: "The page Stranded shows them, and returns them.",
 	operate.Overruled: "An administrator's policy changes how this behaves, on top of its own " +
 		"settings.",
 	operate.Exposed: "It works now, and a failure of one machine or a full disk could lose " +

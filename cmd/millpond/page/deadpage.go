@@ -73,6 +73,7 @@ type source struct {
 	plan  topology.Plan
 	pile  *pile
 	At    time.Time
+	Moved bool // an action has moved letters since
 	Err   string
 }
 
@@ -168,6 +169,7 @@ func (h *Handler) deadView(ctx context.Context, f filter) (*deadView, error) {
 		}
 		if src.pile = h.letters.find(src.Queue, keys...); src.pile != nil {
 			src.At, v.Looked = src.pile.at, true
+			src.Moved = h.movedSince(src.Queue, src.At)
 			if v.Oldest.IsZero() || src.At.Before(v.Oldest) {
 				v.Oldest = src.At
 			}
@@ -253,7 +255,7 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 		v.Groups = v.Groups[:maxGroups]
 	}
 	over := ""
-	if last > first {
+	if last-first >= time.Minute.Milliseconds() {
 		v.Range = about(time.Duration(last-first) * time.Millisecond)
 		over = " over " + v.Range + ", the newest at the right"
 	}
@@ -279,7 +281,8 @@ func sparkline(counts []int, label string) template.HTML {
 	return template.HTML(svg.String() + `"/></svg>`)
 }
 
-// Mains are the queues on which an action can work, with their parts of the counts.
+// Mains are the queues on which an action can work, with their parts of the counts, the largest
+// first.
 func (v *deadView) Mains(counts map[string]int) (list []share) {
 	for _, src := range v.Sources {
 		for _, main := range src.Mains {
@@ -289,6 +292,7 @@ func (v *deadView) Mains(counts map[string]int) (list []share) {
 			}
 		}
 	}
+	slices.SortStableFunc(list, func(a, b share) int { return b.Count - a.Count })
 	return list
 }
 

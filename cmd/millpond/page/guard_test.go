@@ -280,7 +280,7 @@ func TestLoginIsASession(t *testing.T) {
 	require.Equal(t, http.StatusUnauthorized, v.login("wrong-token"))
 	require.Equal(t, http.StatusOK, v.login(readToken))
 	require.NotEqual(t, before, v.cookie())
-	require.Contains(t, v.get("/").body, "Log out viewer")
+	require.Contains(t, v.get("/").body, "You are viewer")
 	other := &visitor{t, v.server, newBrowser(t)}
 	require.Equal(t, http.StatusUnauthorized, other.get("/").StatusCode)
 	// A cookie that an attacker has planted is not the session's.

@@ -37,7 +37,7 @@ func (h *Handler) ranges(r *http.Request) (all []time.Duration, chosen time.Dura
 }
 
 func (h *Handler) queue(w http.ResponseWriter, r *http.Request) error {
-	s, main, err := h.oneOrAll(r)
+	s, main, err := h.queueOf(r)
 	if err != nil {
 		return err
 	}
@@ -62,19 +62,11 @@ func (h *Handler) queue(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-// oneOrAll is queueOf, with history.All for a request that names no queue.
-func (h *Handler) oneOrAll(r *http.Request) (s *sight, main operate.Main, err error) {
-	if r.URL.Query().Get(queueName) == history.All {
-		s, err = h.seen(r.Context())
-		return s, main, err
-	}
-	return h.queueOf(r)
-}
-
-// queueOf returns the last sight, and the queue that a request names.
+// queueOf returns the last sight, and the queue that a request names, or history.All.
 func (h *Handler) queueOf(r *http.Request) (s *sight, main operate.Main, err error) {
-	if s, err = h.seen(r.Context()); err == nil {
-		main, err = s.main(r.URL.Query().Get(queueName))
+	name := r.URL.Query().Get(queueName)
+	if s, err = h.seen(r.Context()); err == nil && name != history.All {
+		main, err = s.main(name)
 	}
 	return s, main, err
 }
@@ -82,7 +74,7 @@ func (h *Handler) queueOf(r *http.Request) (s *sight, main operate.Main, err err
 // chart answers the points of a queue as JSON: of Prometheus, if the page has not seen all of the
 // time.
 func (h *Handler) chart(w http.ResponseWriter, r *http.Request) error {
-	_, main, err := h.oneOrAll(r)
+	_, main, err := h.queueOf(r)
 	if err != nil {
 		return err
 	}

@@ -74,11 +74,11 @@ type way struct {
 var ways = map[operate.IncidentKind]way{
 	operate.IncidentGone:       {"Waiting", "/waiting", "Look at them", "/waiting/look", true, false},
 	operate.IncidentUnconsumed: {Link: "Its last hour", To: "/queue"},
-	operate.IncidentStranded:   {"Stranded", "/stranded", "Return …", "/stranded", false, true},
+	operate.IncidentStranded:   {"Stranded", "/stranded", "Return …", "/stranded/look", true, true},
 	operate.IncidentBlocked:    {"Its keys", "/waiting", "Look at them", "/order/look", true, false},
 	operate.IncidentLine:       {"Its keys", "/waiting", "Look at them", "/order/look", true, false},
-	operate.IncidentDead:       {"Causes", "/dead", "Replay …", "/dead", false, true},
-	operate.IncidentBrake:      {"Brakes", "/brakes", "Start", "/brakes/start", true, true},
+	operate.IncidentDead:       {"Causes", "/dead", "Replay …", "/dead/look", true, true},
+	operate.IncidentBrake:      {"Brakes", "/brakes", "Start consuming", "/brakes/start", true, true},
 	operate.IncidentUnknown:    {Link: "Verify", To: "/verify"},
 }
 
@@ -155,5 +155,5 @@ func (h *Handler) overview(s *sight, query string) nowView {
 const calm = 7
 
 var urgencies = []string{
-	"", "in danger", "not consumed", "off the way", "blocked", "growing", "stopped", "not urgent",
+	"", "in danger", "not consumed", "stuck", "blocked", "growing", "stopped", "not urgent",
 }

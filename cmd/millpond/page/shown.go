@@ -160,6 +160,7 @@ func functions(base string) template.FuncMap {
 		"plural":  plural,
 		"rate":    rateText,
 		"growth":  overview.Growth,
+		"back":    back,
 		"shares":  shares,
 		"args":    func(all ...any) []any { return all },
 		"add":     func(a, b int) int { return a + b },

@@ -145,7 +145,7 @@ for (const form of document.querySelectorAll("form.rows")) {
   const all = document.createElement("input");
   all.type = "checkbox";
   all.ariaLabel = "Tick all rows";
-  form.querySelector("th.tick")?.replaceChildren(all);
+  if (form.querySelector(".tick input[name]")) form.querySelector("th.tick").replaceChildren(all);
   form.classList.add("live");
   form.addEventListener("change", (event) => {
     const boxes = form.querySelectorAll(".tick input[name]");
@@ -221,6 +221,7 @@ opener.addEventListener("click", () => sheet.showModal());
 opener.hidden = theme.hidden = false;
 addEventListener("input", (event) => event.target.dataset?.filter && narrow(event.target));
 
+document.querySelector("nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });
 tick();
 setInterval(() => document.hidden || tick(), 1000);
 connect();

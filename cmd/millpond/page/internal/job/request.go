@@ -212,7 +212,10 @@ func (r *Request) words(n int, dead string) string {
 	if r.Rate > 0 {
 		text += fmt.Sprintf("; %v a second", r.Rate)
 	}
-	if r.Canary > 0 {
+	switch {
+	case r.Canary >= n && n > 0:
+		text += "; all are watched"
+	case r.Canary > 0:
 		text += fmt.Sprintf("; the first %d are watched before the others go", r.Canary)
 	}
 	for i, n := range r.Steps {
