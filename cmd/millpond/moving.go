@@ -432,7 +432,7 @@ func barText(verb string, p operate.Progress, took time.Duration) string {
 
 // end leaves the last state on the screen.
 func (b *bar) end() {
-	if b.active && b.last.Total > 0 {
+	if b.active && (b.last.Total > 0 || !b.shown.IsZero()) {
 		b.draw("\n")
 	}
 }

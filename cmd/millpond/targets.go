@@ -68,7 +68,7 @@ func (s *session) find(ctx context.Context) error {
 	status := s.c.Name == "status"
 	all := status && s.c.NArg() == 0
 	options := operate.ViewOptions{
-		Exact: all, Brakes: status, Last: s.last, Keys: all,
+		Exact: all, Brakes: status, Last: s.last, Keys: status,
 		Trouble: all && s.last != nil && time.Since(s.last.Looked) > lookBehind,
 	}
 	found, err := s.operator.View(ctx, options)

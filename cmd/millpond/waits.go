@@ -52,10 +52,8 @@ func (a app) waitingList() *cli.Command {
 				return s.each(ctx, plans, func(plan topology.Plan) error {
 					isGone := slices.Contains(gone, plan.Queue)
 					chosen := operate.Filter{Match: func(l operate.Letter) bool {
-						if isGone {
-							return l.Queue == plan.Queue
-						}
-						return !s.several || waitsFor(l.Queue, plan.Queue)
+						all := plan.Queue == ""
+						return all || l.Queue == plan.Queue || !isGone && waitsFor(l.Queue, plan.Queue)
 					}}
 					waiters, err := s.operator.Waiting(ctx, plan, chosen)
 					switch {

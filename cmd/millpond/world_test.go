@@ -56,6 +56,7 @@ func TestWorld(t *testing.T) {
 		interrupted := make(chan os.Signal, 1)
 		signal.Notify(interrupted, os.Interrupt)
 		<-interrupted
+		return // a person may have changed it
 	}
 	waiting := func(queue string) int {
 		if queue == "keyed" {
@@ -164,7 +165,7 @@ func trouble(w *shop.World, queue string) []string {
 	case shop.Braked:
 		list = append(list, "stopped by hand by anna, ends at <time>: it moves")
 	case shop.Down:
-		list = append(list, fmt.Sprintf("no consumer, and %d messages wait to come back",
+		list = append(list, fmt.Sprintf("no consumer, and at most %d messages wait to come back",
 			w.WaitingOf(queue)))
 	}
 	return list

@@ -295,7 +295,11 @@ func (l *incidents) unconsumed(v *View, m *Main) {
 	case m.Ready.N > 0:
 		text = fmt.Sprintf("no consumer for %s", plural(m.Ready.N, "ready message"))
 	case m.Waiting.N > 0:
-		text = fmt.Sprintf("no consumer, and %s to come back", waits(m.Waiting.N))
+		some := waits(m.Waiting.N)
+		if m.WaitingShared {
+			some = "at most " + some
+		}
+		text = fmt.Sprintf("no consumer, and %s to come back", some)
 	default:
 		i.Urgency, i.weight = 7, 1
 	}

@@ -83,10 +83,11 @@ func back(r job.Request) template.URL {
 	return template.URL(path + "?" + url.Values{queueName: {r.Queue}}.Encode())
 }
 
-// movedSince reports whether an action has moved messages out of a queue since a look.
-func (h *Handler) movedSince(source string, look time.Time) bool {
+// movedSince reports whether an action has moved messages of a queue since a look.
+func (h *Handler) movedSince(queue string, look time.Time) bool {
 	return h.jobs != nil && slices.ContainsFunc(h.jobs.Actions(), func(a job.Action) bool {
-		return a.Source == source && a.Progress.Done > 0 && (a.Active() || a.Ended.After(look))
+		return (a.Source == queue || a.Request.Queue == queue) && a.Progress.Done > 0 &&
+			(a.Active() || a.Ended.After(look))
 	})
 }
 

@@ -180,6 +180,9 @@ func (h *Handler) deadView(ctx context.Context, f filter) (*deadView, error) {
 	return v, nil
 }
 
+// Seen counts the sources that were looked at.
+func (v *deadView) Seen() int { return len(v.Sources) - v.Unseen }
+
 func quoted(names []string) string {
 	var list []string
 	for _, name := range names[:min(len(names), 10)] {

@@ -46,6 +46,7 @@ func orderTask(queue string) string { return "order\x00" + queue }
 func (h *Handler) orderOf(main *operate.Main) *orderView {
 	v := &orderView{Queue: main.Name, Line: *main.Line}
 	v.looked, v.State = lastLook[operate.OrderState](h, orderTask(main.Name))
+	v.Moved = h.movedSince(main.Name, v.Looked)
 	v.Blocked = len(v.State.BlockedKeys())
 	v.Near = v.State.NearBound()
 	shown := v.State.Keys[:min(len(v.State.Keys), maxKeys)]

@@ -346,7 +346,8 @@ type failed struct {
 // fail shows an error.
 func (h *Handler) fail(w http.ResponseWriter, r *http.Request, status int, err error) {
 	h.render(w, r, status, "failed", view{Title: http.StatusText(status), Data: failed{
-		err.Error(), r.URL.Query().Get(queueName), h.jobs != nil && status == http.StatusConflict,
+		err.Error(), map[bool]string{true: r.URL.Query().Get(queueName)}[status != http.StatusNotFound],
+		h.jobs != nil && status == http.StatusConflict,
 	}})
 }
 

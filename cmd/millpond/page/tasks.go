@@ -101,6 +101,7 @@ type looked struct {
 	Running []*task
 	Err     string
 	Looked  time.Time // zero before the first result
+	Moved   bool      // an action has moved messages since
 }
 
 // lastLook returns the state and the result of the last look with a key.

@@ -76,6 +76,7 @@ func (h *Handler) waiting(w http.ResponseWriter, r *http.Request) error {
 		v.Main = &main
 		var found []operate.Waiter
 		v.looked, found = lastLook[[]operate.Waiter](h, "waiting\x00"+name)
+		v.Moved = h.movedSince(name, v.Looked)
 		v.read(found, pageOf(r))
 		if main.Line != nil {
 			v.Order = h.orderOf(&main)
@@ -217,6 +218,7 @@ func (h *Handler) stranded(w http.ResponseWriter, r *http.Request) error {
 		return noStranded(v.Queue)
 	}
 	v.looked, v.strays = lastLook[strays](h, "stranded\x00"+f.with(queueName, v.Queue).query())
+	v.Moved = h.movedSince(v.Queue, v.Looked)
 	v.MoreGroups = max(len(v.Groups)-maxGroups, 0)
 	v.Groups = v.Groups[:len(v.Groups)-v.MoreGroups]
 	return h.show(w, r, "stranded", view{
