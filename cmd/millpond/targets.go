@@ -292,9 +292,9 @@ func (s *session) unknownQueue(queue string) error {
 	if s.c.FullName() != "millpond waiting list" { // which has found none
 		see = "millpond waiting list " + word + ", " + see
 	}
-	return usage("no wait queue of virtual host %q leads to a queue %q: it is no queue with retries, "+
-		"or they were never declared; messages for it may wait or be stranded: %s; queues with "+
-		"retries: %s", s.vhost.Vhost, queue, see, cmp.Or(some(mainNames(s.vhost)), "none"))
+	return usage("there is no queue %q with retries in virtual host %q, or it was never declared; "+
+		"messages for it may wait or be stranded: %s; queues with retries: %s",
+		queue, s.vhost.Vhost, see, cmp.Or(some(mainNames(s.vhost)), "none"))
 }
 
 // candidates names queues that may keep dead letters of any queue.
