@@ -279,7 +279,8 @@ func (h *house) pageNumbers(t *testing.T, w *shop.World, waiting func(queue stri
 	require.Contains(t, first, "12 of 12.")
 	for _, queue := range []string{"gone", "vanished"} {
 		require.Contains(t, html.UnescapeString(first), fmt.Sprintf(
-			"%s</strong>: %d messages wait for it, and it is gone; the first returns <time ", queue, w.Waiting[queue]))
+			"%s</strong>: %d messages wait for it, and it is gone; the first returns <time ",
+			queue, w.Waiting[queue]))
 	}
 	require.Contains(t, look("/dead", "/dead/look"),
 		fmt.Sprintf("%d causes of %d letters", shop.Causes+1, dead))

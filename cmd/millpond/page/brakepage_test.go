@@ -36,8 +36,8 @@ func TestBrakesByForms(t *testing.T) {
 	}
 	form := url.Values{"name": {name}, "for": {"1h"}, "cause": {"it <moves>"}}
 	stopped := v.post("/brakes/stop", form).text()
-	require.Regexp(t,
-		name+` stopped by hand Start consuming \d+ s ago in 59 min local it &lt;moves&gt; braked`, stopped)
+	require.Regexp(t, name+` stopped by hand Start consuming \d+ s ago in 59 min local `+
+		`it &lt;moves&gt; braked`, stopped)
 	now := v.get("/").text()
 	require.Regexp(t, `brake `+name+` : stopped by hand by local, ends .*: it &lt;moves&gt;.* `+
 		`braked .*Start consuming`, now)

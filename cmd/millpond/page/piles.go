@@ -239,16 +239,7 @@ func (p *pile) chosen(
 	if err != nil {
 		return 0, err
 	}
-	groups := strings.Split(f.Group, ",")
-	causes, origins := make([]bool, len(p.causes.values)), make([]bool, len(p.origins.values))
-	for i, c := range p.causes.values {
-		causes[i] = f.Group == "" || slices.Contains(groups, c.id)
-	}
-	for i, from := range p.origins.values {
-		origins[i] = (len(f.Queues) == 0 || slices.Contains(f.Queues, from.queue)) &&
-			(f.Reason == "" || f.Reason == header.Reason(from.reason)) &&
-			(f.Handler == "" || f.Handler == from.handler)
-	}
+	causes, origins := p.numbers(f)
 	since, until := int64(math.MinInt64), int64(math.MaxInt64) // a letter without a time is at 0
 	if !f.Since.IsZero() {
 		since = max(f.Since.UnixMilli(), 1)
@@ -274,6 +265,20 @@ func (p *pile) chosen(
 		do(s, d)
 	}
 	return left, nil
+}
+
+// numbers reports which causes and origins meet the filter.
+func (p *pile) numbers(f operate.Filter) (causes, origins []bool) {
+	groups := strings.Split(f.Group, ",")
+	for _, c := range p.causes.values {
+		causes = append(causes, f.Group == "" || slices.Contains(groups, c.id))
+	}
+	for _, from := range p.origins.values {
+		origins = append(origins, (len(f.Queues) == 0 || slices.Contains(f.Queues, from.queue)) &&
+			(f.Reason == "" || f.Reason == header.Reason(from.reason)) &&
+			(f.Handler == "" || f.Handler == from.handler))
+	}
+	return causes, origins
 }
 
 // tally counts letters of a cause.

@@ -47,8 +47,8 @@ func (s *sight) main(name string) (operate.Main, error) {
 	return main, nil
 }
 
-// lookLimit bounds a look. A page waits for one if its sight is older than young, for no longer than
-// patience if it has one.
+// lookLimit bounds a look. A page waits for one if its sight is older than young: if it has one, no
+// longer than patience.
 const (
 	lookLimit = time.Minute
 	young     = 5 * time.Second

@@ -213,8 +213,8 @@ func (a *action) lookKey(
 	}
 	found, err = a.count(ctx, o, operate.Filter{})
 	if k.Mark != "" {
-		found.Notes = append(found.Notes, fmt.Sprintf("the dead letter %q blocks the key; it came at %s; "+
-			"messages of the key that wait behind it: %d", k.MessageID,
+		found.Notes = append(found.Notes, fmt.Sprintf("the dead letter %q blocks the key, and "+
+			"came at %s; messages of the key that wait behind it: %d", k.MessageID,
 			overview.At(k.Blocked), k.Waiting))
 	}
 	if a.Count == 0 && k.Replayed {
