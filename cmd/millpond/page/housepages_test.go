@@ -49,9 +49,8 @@ func TestPageShowsTheHouse(t *testing.T) {
 		c.Masks, c.Prometheus = []string{"$..pin"}, "http://127.0.0.1:1"
 	})
 	rig.WaitFor(t, "the broker has counted", func() bool {
-		text := v.get("/").text()
-		return strings.Contains(text, "orders : 3 dead letters") &&
-			strings.Contains(text, "mail : 2 dead letters")
+		now := v.get("/")
+		return now.has("orders : 3 dead letters") && now.has("mail : 2 dead letters")
 	})
 	require.Contains(t, v.get("/?q=OIC").text(), "1 of 1.")
 	require.Contains(t, v.get("/queue?queue=orders").text(), "3 dead, 1 waiting")
@@ -167,7 +166,7 @@ func TestPageWithoutAMQPShowsTheRest(t *testing.T) {
 	})
 	v := h.open(func(c *page.Config) { c.Operator = []operate.Option{refused} })
 	rig.WaitFor(t, "the page to count", func() bool {
-		return strings.Contains(v.get("/").text(), "stopped brakes could not be read")
+		return v.get("/").has("stopped brakes could not be read")
 	})
 	require.Contains(t, v.get("/").text(), " 3 of 3.")
 }

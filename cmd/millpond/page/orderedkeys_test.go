@@ -105,7 +105,7 @@ func TestMaskedKeys(t *testing.T) {
 	require.NotContains(t, seen.body, secret)
 	rig.WaitFor(t, "the blocked key on the first page", func() bool {
 		seen = reader.get("/")
-		return strings.Contains(seen.text(), ") is blocked by ")
+		return seen.has(") is blocked by ")
 	})
 	require.Regexp(t, `key \(masked [0-9a-f]{6}\) is blocked by a dead letter, 1 behind it`,
 		seen.text())
