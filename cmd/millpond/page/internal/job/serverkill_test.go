@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -77,21 +76,20 @@ func beServer(queue, folder string) error {
 // number that was rehearsed.
 func (y *yard) server(after int) (rehearsed int) {
 	y.t.Helper()
-	child := exec.Command(os.Args[0], "-test.run=^$")
+	ctx, kill := context.WithTimeout(y.t.Context(), rig.Patience)
+	defer kill()
+	child := exec.CommandContext(ctx, os.Args[0], "-test.run=^$")
 	child.Env = append(os.Environ(), "AMQP_URL="+y.url, mortalServer+"="+y.queue+"|"+y.folder)
 	out, err := child.StdoutPipe()
 	require.NoError(y.t, err)
 	var errs bytes.Buffer
 	child.Stderr = &errs
 	require.NoError(y.t, child.Start())
-	limit := time.AfterFunc(rig.Patience, func() { _ = child.Process.Signal(syscall.SIGKILL) })
-	defer limit.Stop()
 	for lines := bufio.NewScanner(out); lines.Scan(); {
 		done := 0
 		_, _ = fmt.Sscanf(lines.Text(), "rehearsed %d", &rehearsed)
 		if _, err := fmt.Sscanf(lines.Text(), "done %d", &done); err == nil && done >= after {
-			_ = child.Process.Signal(syscall.SIGKILL)
-			break
+			kill()
 		}
 	}
 	err = child.Wait()

@@ -19,7 +19,6 @@ import (
 	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -88,14 +87,8 @@ const refused = "connection refused"
 
 // letter is dead letter i with an error.
 func (y *yard) letter(i int, text string) amqp.Publishing {
-	return shop.Dead(y.queue, header.RetryState{
-		Failures: 3, Reason: header.ReasonExhausted, Error: text, Class: header.ClassRetryable,
-		Handler: "ship", DeadAt: time.Date(2026, 3, 1, 12, 0, i%60, 0, time.UTC),
-		OriginRoutingKey: y.queue,
-	}, amqp.Publishing{
-		MessageId: fmt.Sprint("order-", i), Body: fmt.Appendf(nil, "body %d", i),
-		Headers: amqp.Table{"tenant": int32(i % 3)},
-	})
+	at := time.Date(2026, 3, 1, 12, 0, i%60, 0, time.UTC)
+	return shop.Letter(y.queue, fmt.Sprint("order-", i), text, at, fmt.Appendf(nil, "body %d", i), nil)
 }
 
 // die publishes dead letters from number from on.
