@@ -80,9 +80,7 @@ func TestForgedRequestsAreRefused(t *testing.T) {
 		check(misdirected, v, get, "/", "", "Host", host)
 		check(misdirected, v, get, "/events", "", "Host", host)
 	}
-	for _, host := range []string{
-		"127.0.0.1:8099", "[::1]:8099", "localhost", "OPS.example.com:443",
-	} {
+	for _, host := range []string{"127.0.0.1:8099", "[::1]:8099", "localhost", "OPS.example.com:443"} {
 		check(http.StatusOK, v, get, "/", "", "Host", host)
 	}
 	for _, pairs := range [][]string{

@@ -107,8 +107,7 @@ func TestPageShowsTheHouse(t *testing.T) {
 	require.Equal(t, `{"n":1,"card":{"pin":"(masked)"}}`, file.body)
 	require.Contains(t, file.Header.Get("Content-Disposition"), "attachment")
 
-	waiting := v.post("/waiting/look?queue=mail", url.Values{})
-	require.Contains(t, waiting.text(), "mail-waits")
+	require.Contains(t, v.post("/waiting/look?queue=mail", url.Values{}).text(), "mail-waits")
 	require.Contains(t, v.post("/verify/look?queue=orders", url.Values{}).text(), "1 queue verified")
 }
 

@@ -85,29 +85,28 @@ func TestPayloadsAreShown(t *testing.T) {
 	for _, c := range []struct {
 		h    *Handler
 		body []byte
-		size int
 		hex  bool
 		want payload
 	}{
-		{plain, []byte(`{"a":1}`), 7, false, payload{Form: "JSON", Text: "{\n  \"a\": 1\n}", Size: 7}},
-		{plain, []byte("a longer text\x1b"), 14, false, payload{
+		{plain, []byte(`{"a":1}`), false, payload{Form: "JSON", Text: "{\n  \"a\": 1\n}", Size: 7}},
+		{plain, []byte("a longer text\x1b"), false, payload{
 			Form: "text", Text: "a longer text␛", Size: 14,
 		}},
-		{plain, []byte("\x00\x01"), 2, false, payload{
+		{plain, []byte("\x00\x01"), false, payload{
 			Form: "bytes", Text: "00000000  00 01                                             |..|", Size: 2,
 		}},
-		{plain, []byte("a"), 1, true, payload{
+		{plain, []byte("a"), true, payload{
 			Form: "bytes", Text: "00000000  61                                                |a|", Size: 1,
 		}},
-		{plain, long, 10 << 20, false, payload{
+		{plain, long, false, payload{
 			Form: "text", Text: strings.Repeat("x", shownBytes), Size: 10 << 20, Cut: 10<<20 - shownBytes,
 		}},
-		{masking, []byte(`{"pin":1}`), 9, true, payload{
+		{masking, []byte(`{"pin":1}`), true, payload{
 			Form: "JSON", Text: "{\n  \"pin\": \"(masked)\"\n}", Size: 9, Masked: true,
 		}},
-		{masking, []byte("pin 1"), 5, false, payload{Size: 5, Masked: true, Hidden: true}},
-		{masking, long, 10 << 20, true, payload{Size: 10 << 20, Masked: true, Hidden: true}},
+		{masking, []byte("pin 1"), false, payload{Size: 5, Masked: true, Hidden: true}},
+		{masking, long, true, payload{Size: 10 << 20, Masked: true, Hidden: true}},
 	} {
-		require.Equal(t, c.want, c.h.payloadOf(c.body, c.size, c.hex))
+		require.Equal(t, c.want, c.h.payloadOf(c.body, c.want.Size, c.hex))
 	}
 }
