@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"html"
+	"maps"
 	"net/http"
 	"net/url"
 	"os"
@@ -116,12 +117,10 @@ func TestReplayByFormsAlone(t *testing.T) {
 	require.Contains(t, a.text(), "Replay 20 letters")
 	form := formIn(t, a.body, "/action/rehearse", "")
 	require.Equal(t, hostile, form.Get("error"))
-	for name, value := range map[string]string{
-		"kind": "replay", "queue": "orders", "canary": "2", "settle": "300ms", "stop-at": "50%",
-		"rate": "20",
-	} {
-		form.Set(name, value)
-	}
+	maps.Copy(form, url.Values{
+		"kind": {"replay"}, "queue": {"orders"}, "canary": {"2"}, "settle": {"300ms"},
+		"stop-at": {"50%"}, "rate": {"20"},
+	})
 	a, confirm := v.rehearse(form)
 	require.Contains(t, a.body, "Replay 20 dead letters of queue")
 	require.NotContains(t, a.body, "<script>alert")
@@ -186,9 +185,7 @@ func TestWayBackFromARehearsal(t *testing.T) {
 	require.Contains(t, a.text(), "Replay of 2 letters of orders")
 	require.NotContains(t, a.body, group)
 	form = formIn(t, a.body, "/action/rehearse", "")
-	for name, value := range map[string]string{"canary": "1", "stop-at": "5", "settle": "soon"} {
-		form.Set(name, value)
-	}
+	maps.Copy(form, url.Values{"canary": {"1"}, "stop-at": {"5"}, "settle": {"soon"}})
 	require.Equal(t, http.StatusBadRequest, v.post("/action/rehearse", form).StatusCode)
 	require.Contains(t, v.get(first).body, `name="settle" value="soon"`)
 	form.Set("settle", "300ms")
@@ -199,9 +196,8 @@ func TestWayBackFromARehearsal(t *testing.T) {
 	end := v.ends(a.Request.URL.RequestURI())
 
 	// It has stopped, because the first letter is dead again.
-	_, path, _ := strings.Cut(end, `action="/dead/look?`)
-	path, _, _ = strings.Cut(path, `"`)
-	a = v.post("/dead/look?"+html.UnescapeString(path), url.Values{})
+	look := regexp.MustCompile(`action="(/dead/look\?[^"]*)"`).FindStringSubmatch(end)[1]
+	a = v.post(html.UnescapeString(look), url.Values{})
 	require.Contains(t, a.text(), "1 cause of 1 letter")
 	require.Contains(t, a.text(), "failed again after replay")
 	entries, err := auditlog.Read(file)
@@ -274,15 +270,9 @@ func TestActionsNeedTheFlagTheRoleAndTheToken(t *testing.T) {
 		"no such queue": {func(f url.Values) { f.Set("queue", "nowhere") }, http.StatusNotFound},
 		"another kind":  {func(f url.Values) { f.Set("kind", "undo") }, http.StatusBadRequest},
 		"no number":     {func(f url.Values) { f.Set("rate", "quick") }, http.StatusBadRequest},
-		"any queue": {func(f url.Values) {
-			f.Set("kind", "return")
-			f.Set("queue", "orders")
-		}, http.StatusNotFound},
+		"any queue":     {func(f url.Values) { f.Set("kind", "return") }, http.StatusNotFound},
 	} {
-		values := url.Values{}
-		for key, list := range form {
-			values[key] = list
-		}
+		values := maps.Clone(form)
 		values.Del("form")
 		c.change(values)
 		a := v.post("/action/rehearse", values)

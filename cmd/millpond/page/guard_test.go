@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/cmd/millpond/page"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 )
 
 const (
@@ -36,7 +37,7 @@ func nowhere(t *testing.T, change func(*page.Config)) *visitor {
 	return visit(t, config)
 }
 
-// header returns a change that sets headers, in pairs; Host is a header here.
+// headers returns a change that sets headers, in pairs; Host is a header here.
 func headers(pairs ...string) func(*http.Request) {
 	return func(r *http.Request) {
 		for i := 0; i < len(pairs); i += 2 {
@@ -79,9 +80,7 @@ func TestForgedRequestsAreRefused(t *testing.T) {
 		check(misdirected, v, get, "/", "", "Host", host)
 		check(misdirected, v, get, "/events", "", "Host", host)
 	}
-	for _, host := range []string{
-		"127.0.0.1:8099", "[::1]:8099", "localhost", "OPS.example.com:443",
-	} {
+	for _, host := range []string{"127.0.0.1:8099", "[::1]:8099", "localhost", "OPS.example.com:443"} {
 		check(http.StatusOK, v, get, "/", "", "Host", host)
 	}
 	for _, pairs := range [][]string{
@@ -103,7 +102,7 @@ func TestForgedRequestsAreRefused(t *testing.T) {
 	}
 	check(forbidden, v, post, "/verify/look?form="+url.QueryEscape(own), "")
 	check(forbidden, stranger, post, "/verify/look", own) // its cookie is another one
-	got := v.with(post, "/verify/look", url.Values{"form": {own}}.Encode(), nil)
+	got := v.post("/verify/look", url.Values{"form": {own}})
 	require.NotEqual(t, forbidden, got.StatusCode)
 }
 
@@ -123,20 +122,22 @@ func basic(user, password string) string {
 func TestNothingIsShownWithoutAnAccount(t *testing.T) {
 	t.Parallel()
 	v := nowhere(t, tokens)
+	refuses := func(path, authorization string) {
+		t.Helper()
+		got := v.with(http.MethodGet, path, "", headers("Authorization", authorization))
+		require.Equal(t, http.StatusUnauthorized, got.StatusCode, "%s %s", path, authorization)
+		require.Contains(t, got.body, "Log in")
+		require.NotContains(t, got.body, "virtual host")
+	}
 	for _, path := range []string{"/", "/dead", "/letter", "/events", "/doctor", "/verify", "/no"} {
-		for _, authorization := range []string{
-			"", "Bearer wrong-token-of-the-house", "Bearer " + actToken[1:], "Bearer", basic("token", "x"),
-			basic("ada", actToken), basic("", ""), basic("bob", "password of ada"), "Bearer password of ada",
-			basic("viewer", actToken),
-		} {
-			if path != "/dead" && authorization != "" {
-				continue // each takes half a second
-			}
-			got := v.with(http.MethodGet, path, "", headers("Authorization", authorization))
-			require.Equal(t, http.StatusUnauthorized, got.StatusCode, "%s %s", path, authorization)
-			require.Contains(t, got.body, "Log in")
-			require.NotContains(t, got.body, "virtual host")
-		}
+		refuses(path, "")
+	}
+	for _, authorization := range []string{ // each takes half a second
+		"Bearer wrong-token-of-the-house", "Bearer " + actToken[1:], "Bearer", basic("token", "x"),
+		basic("ada", actToken), basic("", ""), basic("bob", "password of ada"), "Bearer password of ada",
+		basic("viewer", actToken),
+	} {
+		refuses("/dead", authorization)
 	}
 	for _, authorization := range []string{
 		"Bearer " + actToken, "Bearer " + readToken, basic("ada", "password of ada"),
@@ -172,7 +173,7 @@ func TestAnswersBeforeALoginNameNothing(t *testing.T) {
 		{http.StatusUnauthorized, post, "/action/start", nil},
 		{http.StatusNotFound, post, "/static/", nil},
 		{http.StatusMisdirectedRequest, get, "/", append(login, "Host", "evil.example")},
-		{http.StatusForbidden, post, "/", append(login, "Origin", "https://evil.example")},
+		{http.StatusForbidden, post, "/login", append(login, "Origin", "https://evil.example")},
 	} {
 		got := v.with(c.method, c.path, "", headers(c.pairs...))
 		require.Equal(t, c.want, got.StatusCode, "%s %s", c.method, c.path)
@@ -276,34 +277,21 @@ func TestASecretThatIsGoodOnce(t *testing.T) {
 func TestLoginIsASession(t *testing.T) {
 	t.Parallel()
 	v := nowhere(t, tokens)
-	before := v.cookie()
 	require.Equal(t, http.StatusUnauthorized, v.login("wrong-token"))
 	require.Equal(t, http.StatusOK, v.login(readToken))
-	require.NotEqual(t, before, v.cookie())
-	require.Contains(t, v.get("/").body, "You are viewer")
+	inside := v.get("/")
+	require.Contains(t, inside.body, "You are viewer")
 	other := &visitor{t, v.server, newBrowser(t)}
 	require.Equal(t, http.StatusUnauthorized, other.get("/").StatusCode)
+	v.post("/logout", url.Values{"form": {tokenIn(inside.body)}})
+	outside := v.get("/")
+	require.Equal(t, http.StatusUnauthorized, outside.StatusCode)
+	stolen := headers("Cookie", inside.Request.Header.Get("Cookie"))
+	require.Equal(t, http.StatusUnauthorized, other.with(http.MethodGet, "/", "", stolen).StatusCode)
 	// A cookie that an attacker has planted is not the session's.
-	planted := v.with(http.MethodPost, "/login", url.Values{"secret": {readToken}}.Encode(),
-		headers("Origin", "https://evil.example"))
-	require.Equal(t, http.StatusForbidden, planted.StatusCode)
-	token := tokenIn(v.get("/").body)
-	stolen := v.cookie()
-	v.with(http.MethodPost, "/logout", url.Values{"form": {token}}.Encode(), nil)
-	require.Equal(t, http.StatusUnauthorized, v.get("/").StatusCode)
-	got := other.with(http.MethodGet, "/", "", headers("Cookie", stolen))
-	require.Equal(t, http.StatusUnauthorized, got.StatusCode)
-}
-
-func (v *visitor) cookie() string {
-	v.t.Helper()
-	u, err := url.Parse(v.server.URL)
-	require.NoError(v.t, err)
-	var all []string
-	for _, c := range v.client.Jar.Cookies(u) {
-		all = append(all, c.Name+"="+c.Value)
-	}
-	return strings.Join(all, "; ")
+	require.Equal(t, http.StatusOK, v.login(readToken))
+	planted := headers("Cookie", outside.Request.Header.Get("Cookie"))
+	require.Equal(t, http.StatusUnauthorized, other.with(http.MethodGet, "/", "", planted).StatusCode)
 }
 
 // unsafe are scripts and styles that the policy would have to allow.
@@ -369,14 +357,9 @@ func TestNoSecretIsShown(t *testing.T) {
 		BasePath: "ops", Hosts: []string{"https://a"},
 		Authorize: func(*http.Request) (string, page.Role) { return "", "" },
 	})
-	require.Error(t, err)
+	rig.RequireTexts(t, err, "URL", "account", "mask", "BasePath", "host", "Authorize",
+		`"anna" and "bert" have the same secret`, `two accounts have the name "anna"`)
 	require.NotContains(t, err.Error(), "secret-of")
-	for _, text := range []string{
-		"URL", "account", "mask", "BasePath", "host", "Authorize",
-		`"anna" and "bert" have the same secret`, `two accounts have the name "anna"`,
-	} {
-		require.Contains(t, err.Error(), text)
-	}
 }
 
 // Behind a proxy the page is under its path, whether or not the proxy strips it. A header of the
@@ -416,10 +399,7 @@ func TestRequestsAreBounded(t *testing.T) {
 	var open []*http.Response
 	refused := 0
 	for range 140 {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, v.server.URL+"/events", nil)
-		require.NoError(t, err)
-		resp, err := v.client.Do(req)
-		require.NoError(t, err)
+		resp := v.events()
 		if resp.StatusCode == http.StatusServiceUnavailable {
 			refused++
 		}
@@ -433,13 +413,9 @@ func TestRequestsAreBounded(t *testing.T) {
 	for _, resp := range open {
 		_ = resp.Body.Close()
 	}
-	require.Eventually(t, func() bool {
-		req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, v.server.URL+"/events", nil)
-		resp, err := v.client.Do(req)
-		if err != nil {
-			return false
-		}
+	rig.WaitFor(t, "a place for a stream", func() bool {
+		resp := v.events()
 		defer resp.Body.Close()
 		return resp.StatusCode == http.StatusOK
-	}, time.Minute, 10*time.Millisecond)
+	})
 }

@@ -49,9 +49,8 @@ func TestPageShowsTheHouse(t *testing.T) {
 		c.Masks, c.Prometheus = []string{"$..pin"}, "http://127.0.0.1:1"
 	})
 	rig.WaitFor(t, "the broker has counted", func() bool {
-		text := v.get("/").text()
-		return strings.Contains(text, "orders : 3 dead letters") &&
-			strings.Contains(text, "mail : 2 dead letters")
+		now := v.get("/")
+		return now.has("orders : 3 dead letters") && now.has("mail : 2 dead letters")
 	})
 	require.Contains(t, v.get("/?q=OIC").text(), "1 of 1.")
 	require.Contains(t, v.get("/queue?queue=orders").text(), "3 dead, 1 waiting")
@@ -108,8 +107,7 @@ func TestPageShowsTheHouse(t *testing.T) {
 	require.Equal(t, `{"n":1,"card":{"pin":"(masked)"}}`, file.body)
 	require.Contains(t, file.Header.Get("Content-Disposition"), "attachment")
 
-	waiting := v.post("/waiting/look?queue=mail", url.Values{})
-	require.Contains(t, waiting.text(), "mail-waits")
+	require.Contains(t, v.post("/waiting/look?queue=mail", url.Values{}).text(), "mail-waits")
 	require.Contains(t, v.post("/verify/look?queue=orders", url.Values{}).text(), "1 queue verified")
 }
 
@@ -167,7 +165,7 @@ func TestPageWithoutAMQPShowsTheRest(t *testing.T) {
 	})
 	v := h.open(func(c *page.Config) { c.Operator = []operate.Option{refused} })
 	rig.WaitFor(t, "the page to count", func() bool {
-		return strings.Contains(v.get("/").text(), "stopped brakes could not be read")
+		return v.get("/").has("stopped brakes could not be read")
 	})
 	require.Contains(t, v.get("/").text(), " 3 of 3.")
 }

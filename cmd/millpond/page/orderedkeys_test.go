@@ -1,6 +1,7 @@
 package page_test
 
 import (
+	"maps"
 	"net/http"
 	"net/url"
 	"os"
@@ -74,9 +75,8 @@ func TestKeysByForms(t *testing.T) {
 	h.mended.Store(false)
 	h.Keyed("order 18", "bad 4", "5")
 	form = formIn(t, v.looksAtKeys("order 18").body, "/action/rehearse", "release-key")
-	stale := url.Values{
-		"kind": {"release-key"}, "queue": {"orders"}, "key": form["key"], "mark": {"1-1"},
-	}
+	stale := maps.Clone(form)
+	stale.Set("mark", "1-1")
 	require.Equal(t, http.StatusConflict, v.post("/action/rehearse", stale).StatusCode)
 	stale.Set("key", "forged")
 	require.Equal(t, http.StatusConflict, v.post("/action/rehearse", stale).StatusCode)
@@ -105,7 +105,7 @@ func TestMaskedKeys(t *testing.T) {
 	require.NotContains(t, seen.body, secret)
 	rig.WaitFor(t, "the blocked key on the first page", func() bool {
 		seen = reader.get("/")
-		return strings.Contains(seen.text(), ") is blocked by ")
+		return seen.has(") is blocked by ")
 	})
 	require.Regexp(t, `key \(masked [0-9a-f]{6}\) is blocked by a dead letter, 1 behind it`,
 		seen.text())

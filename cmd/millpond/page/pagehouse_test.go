@@ -2,7 +2,6 @@ package page_test
 
 import (
 	"bufio"
-	"context"
 	"io"
 	"net/http"
 	"net/http/cookiejar"
@@ -125,30 +124,33 @@ func newBrowser(t testing.TB) *http.Client {
 	return &http.Client{Jar: jar, Transport: transport, Timeout: 2 * time.Minute}
 }
 
-// stream is an open page.
-type stream struct {
-	t    testing.TB
-	resp *http.Response
-	read *bufio.Reader
-	// close closes the page.
-	close context.CancelFunc
-}
-
-func (v *visitor) stream() *stream {
+// events asks for the events of an open page. To close the body is to close the page.
+func (v *visitor) events() *http.Response {
 	v.t.Helper()
-	ctx, cancel := context.WithCancel(v.t.Context())
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, v.server.URL+"/events", nil)
+	req, err := http.NewRequestWithContext(v.t.Context(), http.MethodGet, v.server.URL+"/events", nil)
 	require.NoError(v.t, err)
 	client := *v.client
 	client.Timeout = 0
 	resp, err := client.Do(req)
 	require.NoError(v.t, err)
-	require.Equal(v.t, http.StatusOK, resp.StatusCode)
-	return &stream{v.t, resp, bufio.NewReader(resp.Body), func() {
-		cancel()
-		_ = resp.Body.Close()
-	}}
+	return resp
 }
+
+// stream is an open page.
+type stream struct {
+	t    testing.TB
+	body io.ReadCloser
+	read *bufio.Reader
+}
+
+func (v *visitor) stream() *stream {
+	v.t.Helper()
+	resp := v.events()
+	require.Equal(v.t, http.StatusOK, resp.StatusCode)
+	return &stream{v.t, resp.Body, bufio.NewReader(resp.Body)}
+}
+
+func (s *stream) close() { _ = s.body.Close() }
 
 // await reads until an event of a part has a text.
 func (s *stream) await(part, text string) {

@@ -83,9 +83,8 @@ func TestDifferenceShowsTheChangedWord(t *testing.T) {
 func TestDifferenceOfManyLines(t *testing.T) {
 	t.Parallel()
 	text := strings.Repeat("the same word\n", 20_000)
-	before, after := lettertext.Content{Body: []byte(text)}, lettertext.Content{
-		Body: []byte(strings.ReplaceAll(text, "word", "words")),
-	}
+	before := lettertext.Content{Body: []byte(text)}
+	after := lettertext.Content{Body: []byte(strings.ReplaceAll(text, "word", "words"))}
 	require.Equal(t, 20_000, strings.Count(difference(t, before, after), "[-word-]{+words+}"))
 	after.Body = append([]byte("first\n"), text...)
 	require.Less(t, len(difference(t, before, after)), 1000)

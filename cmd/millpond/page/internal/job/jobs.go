@@ -64,7 +64,6 @@ type Manager struct {
 	actions []*action         // oldest first
 	busy    map[string]string // by queue: who works on its messages
 	changed chan struct{}
-	closed  bool
 }
 
 // action is an Action with what only the process needs.
@@ -148,13 +147,12 @@ func (m *Manager) Note(who, kind, what string, do func(e *auditlog.Entry) error)
 // actions become StateInterrupted, and the next Manager of the folder knows them.
 func (m *Manager) Close() error {
 	m.mu.Lock()
-	if m.closed {
-		m.mu.Unlock()
+	closed := m.ctx.Err() != nil
+	m.cancel(errClosing) // under the lock, so that Start begins nothing after it
+	m.mu.Unlock()
+	if closed {
 		return nil
 	}
-	m.closed = true
-	m.mu.Unlock()
-	m.cancel(errClosing)
 	m.group.Wait()
 	return m.closeFiles()
 }
@@ -271,7 +269,7 @@ func (m *Manager) Start(who, id, digest string) (Action, error) {
 	switch {
 	case err != nil:
 		return Action{}, err
-	case m.closed:
+	case m.ctx.Err() != nil:
 		return a.Action, errClosing
 	case subtle.ConstantTimeCompare([]byte(digest), []byte(a.Digest)) != 1, a.Who != who:
 		return a.Action, ErrDigest
@@ -359,9 +357,8 @@ func (m *Manager) finish(ctx context.Context, a *action, err error) {
 		a.State = StateDone
 	case errors.Is(cause, errClosing):
 		a.State = StateInterrupted
-	case errors.Is(cause, errStop):
-		a.State = StateStopped
-	case errors.Is(err, operate.ErrStopped), errors.Is(err, operate.ErrUnsettled):
+	case errors.Is(cause, errStop), errors.Is(err, operate.ErrStopped),
+		errors.Is(err, operate.ErrUnsettled):
 		a.State = StateStopped
 	default:
 		a.State = StateFailed

@@ -23,7 +23,7 @@ func TestDiscardedLettersAreInAFile(t *testing.T) {
 	y.die(0, 4, refused)
 	foreign := y.letter(9, refused)
 	foreign.Headers[header.DeadQueue] = "another"
-	y.publish(y.dead, foreign)
+	rig.Post(t, y.url, y.dead, foreign)
 	y.die(4, 2, "no stock")
 	a := y.does(y.rehearse(job.Request{
 		Kind: job.Discard, Filter: operate.Filter{Error: refused},
@@ -59,7 +59,7 @@ func TestReturnOfStrandedMessages(t *testing.T) {
 	for i, queue := range []string{y.queue, y.queue, y.queue + ".gone", y.queue} {
 		m := y.letter(i, "")
 		m.Headers = amqp.Table{header.Queue: queue}
-		y.publish(stranded, m)
+		rig.Post(t, y.url, stranded, m)
 	}
 	h := y.rehearse(job.Request{Kind: job.Return, Queue: stranded, All: true})
 	require.Equal(t, 3, h.Count)

@@ -166,7 +166,7 @@ func (m *Manager) look(ctx context.Context, a *action) (found Rehearsal, err err
 	return a.count(ctx, o, filter)
 }
 
-// count rehearses a call.
+// count rehearses move.
 func (a *action) count(
 	ctx context.Context, o *operate.Operator, filter operate.Filter,
 ) (found Rehearsal, err error) {
@@ -179,7 +179,7 @@ func (a *action) count(
 	}
 	if a.Request.Key != "" || a.Request.Kind != Replay && a.Request.Kind != Edit {
 		options.DryRun = true
-		p, err := a.call(o)(ctx, options)
+		p, err := a.move(ctx, o, options)
 		a.Count, found.Found.Progress = p.Chosen-p.Refused, p
 		if a.Request.Key != "" {
 			found.Found.Target = a.plan.Queue
@@ -200,9 +200,7 @@ func (a *action) count(
 }
 
 // lookKey looks at a key of a queue that is handled in order.
-func (a *action) lookKey(
-	ctx context.Context, o *operate.Operator,
-) (found Rehearsal, err error) {
+func (a *action) lookKey(ctx context.Context, o *operate.Operator) (found Rehearsal, err error) {
 	k, err := o.FindKey(ctx, a.plan, a.Request.Key, "")
 	if err != nil {
 		return found, err
@@ -213,9 +211,9 @@ func (a *action) lookKey(
 	}
 	found, err = a.count(ctx, o, operate.Filter{})
 	if k.Mark != "" {
-		found.Notes = append(found.Notes, fmt.Sprintf("the dead letter %q blocks the key, and "+
-			"came at %s; messages of the key that wait behind it: %d", k.MessageID,
-			overview.At(k.Blocked), k.Waiting))
+		found.Notes = append(found.Notes, fmt.Sprintf("the dead letter %q blocks the key; it came at "+
+			"%s; messages of the key that wait behind it: %d", k.MessageID, overview.At(k.Blocked),
+			k.Waiting))
 	}
 	if a.Count == 0 && k.Replayed {
 		a.Count = 1

@@ -2,8 +2,6 @@ package job_test
 
 import (
 	"context"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -64,10 +62,9 @@ func TestReplayIsRehearsedAndConfirmed(t *testing.T) {
 	require.ElementsMatch(t, numbered(0, 30), got)
 	y.holds(y.dead, numbered(30, 10)...)
 
-	log, err := os.ReadFile(filepath.Join(y.folder, "audit.jsonl"))
-	require.NoError(t, err)
-	lines := strings.Split(strings.TrimSpace(string(log)), "\n")
-	require.Len(t, lines, 2, string(log))
+	log := y.texts("audit.jsonl")[0]
+	lines := strings.Split(strings.TrimSpace(log), "\n")
+	require.Len(t, lines, 2, log)
 	for i, event := range []string{"started", "done"} {
 		for _, want := range []string{
 			`"event":"` + event, `"who":"alice"`, `"action":"` + h.ID, `"kind":"replay"`,
@@ -77,7 +74,7 @@ func TestReplayIsRehearsedAndConfirmed(t *testing.T) {
 		}
 	}
 	require.Contains(t, lines[1], `"done":30`)
-	require.NotContains(t, string(log), "body")
+	require.NotContains(t, log, "body")
 }
 
 func TestNothingIsDoneWithoutAFilterOrAMatch(t *testing.T) {
@@ -88,18 +85,17 @@ func TestNothingIsDoneWithoutAFilterOrAMatch(t *testing.T) {
 		_, err := y.Rehearse(t.Context(), "alice", job.Request{Kind: kind, Queue: y.queue}, nil)
 		require.ErrorIs(t, err, job.ErrNoFilter, kind)
 	}
-	_, err := y.Rehearse(t.Context(), "alice", job.Request{
-		Kind: job.Replay, Queue: y.queue, All: true, Filter: operate.Filter{Error: "x"},
-	}, nil)
-	require.ErrorIs(t, err, job.ErrRequest)
-	_, err = y.Rehearse(t.Context(), "alice", job.Request{
-		Kind: job.Release, Queue: y.queue, Filter: operate.Filter{Reason: "exhausted"},
-	}, nil)
-	require.ErrorIs(t, err, job.ErrRequest, "a filter is never passed over")
+	for _, r := range []job.Request{ // a filter is never passed over
+		{Kind: job.Replay, Queue: y.queue, All: true, Filter: operate.Filter{Error: "x"}},
+		{Kind: job.Release, Queue: y.queue, Filter: operate.Filter{Reason: "exhausted"}},
+	} {
+		_, err := y.Rehearse(t.Context(), "alice", r, nil)
+		require.ErrorIs(t, err, job.ErrRequest, r.Kind)
+	}
 	for _, kind := range []job.Kind{job.Replay, job.Discard} {
 		h := y.rehearse(job.Request{Kind: kind, Filter: operate.Filter{Error: "nowhere"}})
 		require.Zero(t, h.Count)
-		_, err = y.Start("alice", h.ID, h.Digest)
+		_, err := y.Start("alice", h.ID, h.Digest)
 		require.ErrorIs(t, err, job.ErrNothing)
 	}
 	y.holds(y.dead, numbered(0, 3)...)

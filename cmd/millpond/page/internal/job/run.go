@@ -11,38 +11,34 @@ import (
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
-// call moves the messages of an action, or counts them.
-type call func(context.Context, operate.MoveOptions) (operate.Progress, error)
-
-// call returns the call of an action.
-func (a *action) call(o *operate.Operator) call {
+// move moves the messages of an action, or counts them.
+func (a *action) move(
+	ctx context.Context, o *operate.Operator, options operate.MoveOptions,
+) (operate.Progress, error) {
 	r := a.Request
-	return func(ctx context.Context, options operate.MoveOptions) (operate.Progress, error) {
-		switch {
-		case r.Kind == ReleaseKey && options.DryRun:
-			return operate.Progress{Total: 1, Seen: 1, Chosen: 1}, nil
-		case r.Kind == ReleaseKey:
-			err := o.ReleaseKey(ctx, a.plan, r.Key, r.Mark)
-			if err != nil {
-				return operate.Progress{}, err
-			}
-			return operate.Progress{Total: 1, Seen: 1, Chosen: 1, Done: 1}, nil
-		case r.Key != "":
-			return o.ReplayKey(ctx, a.plan, r.Key, options)
-		case r.Kind == Discard:
-			return o.Discard(ctx, a.plan, options)
-		case r.Kind == Return:
-			return o.ReturnStranded(ctx, r.Queue, options)
-		case r.Kind == Release:
-			return o.Release(ctx, a.plan, options)
-		case r.Kind == Cancel:
-			return o.Cancel(ctx, a.plan, options)
+	switch {
+	case r.Kind == ReleaseKey && options.DryRun:
+		return operate.Progress{Total: 1, Seen: 1, Chosen: 1}, nil
+	case r.Kind == ReleaseKey:
+		if err := o.ReleaseKey(ctx, a.plan, r.Key, r.Mark); err != nil {
+			return operate.Progress{}, err
 		}
-		return o.Replay(ctx, a.plan, options)
+		return operate.Progress{Total: 1, Seen: 1, Chosen: 1, Done: 1}, nil
+	case r.Key != "":
+		return o.ReplayKey(ctx, a.plan, r.Key, options)
+	case r.Kind == Discard:
+		return o.Discard(ctx, a.plan, options)
+	case r.Kind == Return:
+		return o.ReturnStranded(ctx, r.Queue, options)
+	case r.Kind == Release:
+		return o.Release(ctx, a.plan, options)
+	case r.Kind == Cancel:
+		return o.Cancel(ctx, a.plan, options)
 	}
+	return o.Replay(ctx, a.plan, options)
 }
 
-// options are the options of its call. A discard passes over letters of other queues in the same
+// options are the options of move. A discard passes over letters of other queues in the same
 // dead-letter queue.
 func (a *action) options(filter operate.Filter) operate.MoveOptions {
 	r := a.Request
@@ -91,7 +87,7 @@ func (m *Manager) run(ctx context.Context, a *action) error {
 	}
 	report := func(p operate.Progress) { m.progress(a, Progress{Progress: p}) }
 	options.Progress = report
-	p, err := a.call(o)(ctx, options)
+	p, err := a.move(ctx, o, options)
 	report(p)
 	if err == nil && p.Done == 0 && a.Request.Change != nil {
 		err = ErrChanged

@@ -21,8 +21,8 @@ const (
 	lockName      = "lock"
 )
 
-// store keeps the journal, durable when its function returns. The methods of
-// a nil store keep nothing. The caller has a lock.
+// store keeps the journal, durable when its function returns. The methods of a nil store keep
+// nothing. The caller has a lock.
 type store struct {
 	folder string
 	lock   *os.File
@@ -107,17 +107,11 @@ func (s *store) put(a *Action) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(write(f, line), f.Close()); err != nil {
+	_, err = f.Write(line)
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return err
 	}
 	return errors.Join(os.Rename(name+".new", name), syncFolder(filepath.Dir(name)))
-}
-
-func write(f *os.File, line []byte) error {
-	if _, err := f.Write(line); err != nil {
-		return err
-	}
-	return f.Sync()
 }
 
 // export makes the file for the letters of a discard.

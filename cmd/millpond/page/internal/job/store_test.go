@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 )
 
 func toTarget(file, target string) error { return os.Symlink(target, file) }
@@ -31,11 +32,12 @@ func TestTheFolderFollowsNoLink(t *testing.T) {
 	t.Parallel()
 	const entry, link, other = "actions/a1.json", "symbolic link", "another user"
 	const running = `{"id": "a1", "who": "ada", "state": "running", "request": {"kind": "replay"}}`
-	for name, c := range map[string]struct {
+	type planted struct {
 		file  string // of the folder
 		plant func(file, target string) error
 		want  string // of the error
-	}{
+	}
+	rig.Each(t, map[string]planted{
 		"a new entry":            {entry + ".new", toTarget, ""},
 		"the audit log":          {"audit.jsonl", toTarget, link},
 		"the lock":               {"lock", toTarget, link},
@@ -45,34 +47,31 @@ func TestTheFolderFollowsNoLink(t *testing.T) {
 		"a folder for everybody": {"", forEverybody, "everybody may write"},
 		"a foreign folder":       {"", foreign, other},
 		"a foreign entry":        {entry, foreign, other},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			folder := filepath.Join(t.TempDir(), "state")
-			target := filepath.Join(t.TempDir(), "target")
-			require.NoError(t, os.WriteFile(target, []byte("{}"), 0o600))
-			require.NoError(t, os.MkdirAll(filepath.Join(folder, "actions"), 0o700))
-			require.NoError(t, os.WriteFile(filepath.Join(folder, entry), []byte(running), 0o644))
-			err := c.plant(filepath.Join(folder, c.file), target)
-			if errors.Is(err, os.ErrPermission) {
-				t.Skip("only root gives a file away")
-			}
+	}, func(t *testing.T, c planted) {
+		folder := filepath.Join(t.TempDir(), "state")
+		target := filepath.Join(t.TempDir(), "target")
+		require.NoError(t, os.WriteFile(target, []byte("{}"), 0o600))
+		require.NoError(t, os.MkdirAll(filepath.Join(folder, "actions"), 0o700))
+		require.NoError(t, os.WriteFile(filepath.Join(folder, entry), []byte(running), 0o644))
+		err := c.plant(filepath.Join(folder, c.file), target)
+		if errors.Is(err, os.ErrPermission) {
+			t.Skip("only root gives a file away")
+		}
+		require.NoError(t, err)
+		m, err := job.Open(job.Options{Folder: folder})
+		if c.want == "" {
 			require.NoError(t, err)
-			m, err := job.Open(job.Options{Folder: folder})
-			if c.want == "" {
+			require.NoError(t, m.Close())
+			for _, file := range []string{"audit.jsonl", entry, "lock"} {
+				info, err := os.Lstat(filepath.Join(folder, file))
 				require.NoError(t, err)
-				require.NoError(t, m.Close())
-				for _, file := range []string{"audit.jsonl", entry, "lock"} {
-					info, err := os.Lstat(filepath.Join(folder, file))
-					require.NoError(t, err)
-					require.Equal(t, os.FileMode(0o600), info.Mode(), file)
-				}
-			} else {
-				require.ErrorContains(t, err, c.want)
+				require.Equal(t, os.FileMode(0o600), info.Mode(), file)
 			}
-			data, err := os.ReadFile(target)
-			require.NoError(t, err)
-			require.Equal(t, "{}", string(data))
-		})
-	}
+		} else {
+			require.ErrorContains(t, err, c.want)
+		}
+		data, err := os.ReadFile(target)
+		require.NoError(t, err)
+		require.Equal(t, "{}", string(data))
+	})
 }

@@ -19,7 +19,6 @@ import (
 	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -43,28 +42,24 @@ type yard struct {
 	url         string
 	queue, dead string
 	folder      string
-	strategy    topology.PerQueue
 	plan        topology.Plan
 	operator    *operate.Operator
 }
 
 func newYard(t testing.TB, kind topology.QueueType) *yard {
 	t.Helper()
-	y := &yard{
-		t: t, url: testbroker.URL(t), queue: testbroker.Queue(t), folder: t.TempDir(),
-		strategy: topology.PerQueue{Type: kind},
-	}
+	y := &yard{t: t, url: testbroker.URL(t), queue: testbroker.Queue(t), folder: t.TempDir()}
 	y.operator = rig.OpenOperator(t, y.url, operate.WithoutPolicyCheck())
 	args := amqp.Table{"x-queue-type": cmp.Or(string(kind), "quorum")}
 	if kind != topology.Classic {
 		args["x-delivery-limit"] = int64(1 << 30)
 	}
 	rig.DeclareQueue(t, y.url, y.queue, args)
-	y.plan = rig.PlanFor(t, y.queue, y.strategy, backoff.List{time.Second, time.Hour})
+	strategy := topology.PerQueue{Type: kind}
+	y.plan = rig.PlanFor(t, y.queue, strategy, backoff.List{time.Second, time.Hour})
 	testbroker.Delete(t, rig.QueueNames(y.plan)...)
 	require.NoError(t, y.operator.Declare(t.Context(), y.plan))
 	y.dead = y.plan.Dead.RoutingKey
-	testbroker.Delete(t, y.dead+".originals")
 	y.open()
 	return y
 }
@@ -88,24 +83,12 @@ func (y *yard) open() {
 	y.t.Cleanup(func() { require.NoError(y.t, m.Close()) })
 }
 
-// publish publishes confirmed to a queue.
-func (y *yard) publish(queue string, messages ...amqp.Publishing) {
-	y.t.Helper()
-	rig.Post(y.t, y.url, queue, messages...)
-}
-
 const refused = "connection refused"
 
 // letter is dead letter i with an error.
 func (y *yard) letter(i int, text string) amqp.Publishing {
-	return shop.Dead(y.queue, header.RetryState{
-		Failures: 3, Reason: header.ReasonExhausted, Error: text, Class: header.ClassRetryable,
-		Handler: "ship", DeadAt: time.Date(2026, 3, 1, 12, 0, i%60, 0, time.UTC),
-		OriginRoutingKey: y.queue,
-	}, amqp.Publishing{
-		MessageId: fmt.Sprint("order-", i), Body: fmt.Appendf(nil, "body %d", i),
-		Headers: amqp.Table{"tenant": int32(i % 3)},
-	})
+	at := time.Date(2026, 3, 1, 12, 0, i%60, 0, time.UTC)
+	return shop.Letter(y.queue, fmt.Sprint("order-", i), text, at, fmt.Appendf(nil, "body %d", i), nil)
 }
 
 // die publishes dead letters from number from on.
@@ -115,7 +98,7 @@ func (y *yard) die(from, n int, text string) {
 	for i := range n {
 		letters = append(letters, y.letter(from+i, text))
 	}
-	y.publish(y.dead, letters...)
+	rig.Post(y.t, y.url, y.dead, letters...)
 }
 
 // numbered are the bodies of letters from number from on.
@@ -180,18 +163,18 @@ func (y *yard) holds(queue string, want ...string) {
 	require.Equal(y.t, want, rig.Bodies(rig.Drain(y.t, y.url, queue, len(want))))
 }
 
-// journal is all text of the journal.
-func (y *yard) journal() (text string) {
+// texts returns the texts of the files of the folder whose names match a pattern.
+func (y *yard) texts(pattern string) (list []string) {
 	y.t.Helper()
-	names, err := filepath.Glob(filepath.Join(y.folder, "actions", "*.json"))
+	names, err := filepath.Glob(filepath.Join(y.folder, pattern))
 	require.NoError(y.t, err)
 	require.NotEmpty(y.t, names)
 	for _, name := range names {
 		data, err := os.ReadFile(name)
 		require.NoError(y.t, err)
-		text += string(data)
+		list = append(list, string(data))
 	}
-	return text
+	return list
 }
 
 // ended awaits the end of an action.
