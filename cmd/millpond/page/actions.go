@@ -1,6 +1,7 @@
 package page
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -295,6 +296,7 @@ type actionView struct {
 	Rehearsal *job.Rehearsal // of an action that waits for its confirmation
 	Until     time.Time      // of the rehearsal
 	Own       bool           // the person who looks has rehearsed it
+	Idle      string         // the queue that messages would go to, if nothing consumes it
 	Followed  []job.Action   // the actions that resume it
 	typed     url.Values     // into the form of options, before the last rehearsal
 }
@@ -340,6 +342,7 @@ func (h *Handler) actionPage(w http.ResponseWriter, r *http.Request) error {
 			return actFailure(err)
 		}
 		v.Rehearsal, v.Until = &found, a.Rehearsed.Add(15*time.Minute)
+		v.Idle = h.idle(a.Request)
 	}
 	for _, b := range h.jobs.Actions() {
 		if b.Request.Of == a.ID && b.State != job.StateRehearsed {
@@ -348,6 +351,18 @@ func (h *Handler) actionPage(w http.ResponseWriter, r *http.Request) error {
 	}
 	page := view{Title: oneLine(200, a.Title()), Nav: "actions", Data: v, Follow: a.Active()}
 	return h.show(w, r, "action", page)
+}
+
+// idle returns the queue that messages would go to without a consumer; empty if there is none. The
+// rehearsal of a replay says that itself.
+func (h *Handler) idle(r job.Request) string {
+	moves := []job.Kind{job.Return, job.Release, job.ReplayKey, job.ReleaseKey}
+	queue := cmp.Or(r.To, r.Queue)
+	main, ok := h.watcher.lastSight().Vhost.Main(queue)
+	if ok && slices.Contains(moves, r.Kind) && main.Consumers.Known() && main.Consumers.N == 0 {
+		return queue
+	}
+	return ""
 }
 
 // cause returns the error of a group of letters; empty if no look has seen one.

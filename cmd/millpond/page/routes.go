@@ -339,16 +339,24 @@ func statusOf(err error) int {
 
 // failed is an error with the ways out.
 type failed struct {
-	Text, Queue string
-	Actions     bool
+	Text, Queue    string
+	Actions, Typed bool
 }
 
 // fail shows an error.
 func (h *Handler) fail(w http.ResponseWriter, r *http.Request, status int, err error) {
-	h.render(w, r, status, "failed", view{Title: http.StatusText(status), Data: failed{
-		err.Error(), map[bool]string{true: r.URL.Query().Get(queueName)}[status != http.StatusNotFound],
-		h.jobs != nil && status == http.StatusConflict,
-	}})
+	f := failed{Text: err.Error(), Typed: r.Method == http.MethodPost}
+	title := http.StatusText(status)
+	switch status {
+	case http.StatusBadRequest:
+		title = "This cannot be done"
+	case http.StatusConflict:
+		f.Actions = h.jobs != nil
+	}
+	if status != http.StatusNotFound {
+		f.Queue = r.URL.Query().Get(queueName)
+	}
+	h.render(w, r, status, "failed", view{Title: title, Data: f})
 }
 
 // asset serves the style sheet and the script.

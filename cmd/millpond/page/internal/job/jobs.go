@@ -147,14 +147,14 @@ func (m *Manager) Note(who, kind, what string, do func(e *auditlog.Entry) error)
 // actions become StateInterrupted, and the next Manager of the folder knows them.
 func (m *Manager) Close() error {
 	m.mu.Lock()
-	closed := m.ctx.Err() != nil
+	first := m.ctx.Err() == nil
 	m.cancel(errClosing) // under the lock, so that Start begins nothing after it
 	m.mu.Unlock()
-	if closed {
-		return nil
+	if first {
+		m.group.Wait()
+		return m.closeFiles()
 	}
-	m.group.Wait()
-	return m.closeFiles()
+	return nil
 }
 
 func (m *Manager) closeFiles() error {

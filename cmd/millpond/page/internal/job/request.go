@@ -204,6 +204,8 @@ func (r *Request) words(n int, dead string) string {
 	switch {
 	case r.To != "":
 		text += fmt.Sprintf("; they go to queue %q", r.To)
+	case r.Kind == Edit:
+		text += fmt.Sprintf("; the original is kept in queue %q", dead+".originals")
 	case r.Kind == Discard:
 		text += "; each is written to a file first"
 	case r.Kind == Cancel:
