@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/auditlog"
 	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
 	"github.com/millpond-go/millpond/internal/keys"
 	"github.com/millpond-go/millpond/topology"
@@ -285,8 +286,13 @@ func (h *Handler) resume(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (h *Handler) actionsPage(w http.ResponseWriter, r *http.Request) error {
+	noted := h.jobs.Noted()
+	slices.Reverse(noted)
 	return h.show(w, r, "actions", view{
-		Title: "Actions", Nav: "actions", Data: h.jobs.Actions(), Count: len(h.running()),
+		Title: "Actions", Nav: "actions", Count: len(h.running()), Data: struct {
+			Actions []job.Action
+			Noted   []auditlog.Entry // the newest first
+		}{h.jobs.Actions(), noted},
 	})
 }
 

@@ -1,6 +1,7 @@
 package page_test
 
 import (
+	"html"
 	"net/http"
 	"net/url"
 	"path/filepath"
@@ -48,6 +49,8 @@ func TestBrakesByForms(t *testing.T) {
 	require.Contains(t, refused.Error, "must be 1s to 24h")
 	require.Contains(t, began.What, "brake stop 'mail of the shop' --for '1h0m0s' --cause 'it")
 	require.Contains(t, ended.What, "brake start 'mail of the shop'; it was stopped by local since 2")
+	require.Regexp(t, "brake start 'mail of the shop'; it was stopped by local since .* done local",
+		html.UnescapeString(v.get("/actions").text()))
 	reader := h.reading()
 	require.NotContains(t, reader.get("/brakes").body, ">Stop consuming<")
 	require.Equal(t, http.StatusForbidden, reader.post("/brakes/stop", form).StatusCode)

@@ -64,6 +64,7 @@ type Manager struct {
 	actions []*action         // oldest first
 	busy    map[string]string // by queue: who works on its messages
 	changed chan struct{}
+	noted   []auditlog.Entry
 }
 
 // action is an Action with what only the process needs.
@@ -140,7 +141,21 @@ func (m *Manager) Note(who, kind, what string, do func(e *auditlog.Entry) error)
 	if e.Event = "done"; err != nil {
 		e.Event, e.Error = "failed", err.Error()
 	}
+	e.At = time.Now()
+	m.mu.Lock()
+	m.noted = append(m.noted[max(len(m.noted)-mostNoted+1, 0):], e)
+	m.mu.Unlock()
 	return errors.Join(err, note(e))
+}
+
+// mostNoted is how many of the things that were noted last Noted returns.
+const mostNoted = 20
+
+// Noted returns what Note has noted last, the oldest first.
+func (m *Manager) Noted() []auditlog.Entry {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.noted)
 }
 
 // Close stops every action, waits until none moves messages any more, and closes the files. The
