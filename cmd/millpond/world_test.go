@@ -404,6 +404,9 @@ func (h *house) severalQueues(t *testing.T, w *shop.World) {
 		o := h.ask(args...)
 		require.Equal(t, exitDone, o.code, "%v: %s%s", args, o.out, o.err)
 	}
+	own := h.ask("waiting", "list", shop.Down, "--json").out // it shares its wait queues
+	require.Equal(t, w.Waiting[shop.Down], strings.Count(own, `"queue":"`+shop.Down+`"`), own)
+	require.Equal(t, w.Waiting[shop.Down], strings.Count(own, "\n"), own)
 	require.Equal(t, exitFound, h.ask("waiting", "cancel", "--id", "none").code)
 	o := h.ask("dead", "replay", shop.Braked, "--dry-run")
 	require.Equal(t, exitFound, o.code, o.err)

@@ -143,6 +143,7 @@ func TestReplayByFormsAlone(t *testing.T) {
 	require.Contains(t, body, "started 20 = handled 20 + dead again 0 + waiting 0 + left 0")
 	require.NotContains(t, body, "refresh")
 	require.Contains(t, colleague.get("/actions").body, "done: 20 of 20")
+	require.Contains(t, v.get("/dead?queue=orders").text(), "orders.dlq were moved since this look")
 
 	// An action that the end of the server interrupts is shown by the next one.
 	h.dies("p-", "refused", 60) // a minute's work
