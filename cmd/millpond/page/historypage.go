@@ -71,8 +71,7 @@ func (h *Handler) queueOf(r *http.Request) (s *sight, main operate.Main, err err
 	return s, main, err
 }
 
-// chart answers the points of a queue as JSON: of Prometheus, if the page has not seen all of the
-// time.
+// chart answers the points of a queue as JSON.
 func (h *Handler) chart(w http.ResponseWriter, r *http.Request) error {
 	_, main, err := h.queueOf(r)
 	if err != nil {
@@ -83,10 +82,7 @@ func (h *Handler) chart(w http.ResponseWriter, r *http.Request) error {
 		history.Chart
 		Note string `json:"note,omitempty"`
 	}{Chart: h.history.Chart(main.Name, now)}
-	_, long := h.ranges(r)
-	begin := now.Add(-long + 2*history.Step).Unix()
-	if h.past != nil && main.Name != history.All &&
-		(len(answer.Times) == 0 || answer.Times[0] > begin) {
+	if _, long := h.ranges(r); long > time.Hour {
 		names := history.Names{Vhost: h.vhost, Queue: main.Name}
 		for _, d := range main.Dead {
 			names.Dead = append(names.Dead, d.Name)

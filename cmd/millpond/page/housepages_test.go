@@ -57,7 +57,7 @@ func TestPageShowsTheHouse(t *testing.T) {
 	require.Regexp(t, `^{"t":\[\d+.*"dead":\[.*"note":"Prometheus does not answer: .* last hour, `,
 		v.get("/history?queue=orders&range=168h").body)
 	require.Contains(t, v.get("/queue").text(), "All queues")
-	require.NotContains(t, v.get("/history").body, "note")
+	require.NotContains(t, v.get("/history?queue=orders").body, "note")
 	require.Contains(t, v.get("/dead").text(), "Nothing was looked at yet")
 	dead := v.post("/dead/look?queue=orders", url.Values{})
 	require.Equal(t, "/dead", dead.Request.URL.Path)

@@ -95,7 +95,7 @@ func (p *pile) add(l operate.Letter, room *room) {
 			cutBytes(l.Queue, 255), cutBytes(l.Handler, 255), cutBytes(string(l.Reason), 255),
 		}, origin{"(others)", "(others)", ""}),
 	}
-	if !l.DeadAt.IsZero() {
+	if year := l.DeadAt.UTC().Year(); year >= 1970 && year < 10_000 { // any publisher may write others
 		s.dead = l.DeadAt.UnixMilli()
 	}
 	if room.details > 0 {

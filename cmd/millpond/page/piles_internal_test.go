@@ -25,6 +25,19 @@ func (s *letterStore) lookAt(queue string, n int) {
 	s.end(p)
 }
 
+// Given a letter with an impossible time, then it is counted, and its time is not known.
+func TestImpossibleTime(t *testing.T) {
+	t.Parallel()
+	p := &pile{contents: map[int]operate.Letter{}}
+	for _, at := range []time.Time{time.Unix(1<<48, 0), {}, time.UnixMilli(1), time.UnixMilli(9)} {
+		p.add(operate.Letter{DeadAt: at}, &room{})
+	}
+	all, err := p.tallies(operate.Filter{}, 1, 9, nil)
+	require.NoError(t, err)
+	require.Equal(t, []int64{1, 9}, []int64{all[0].first, all[0].last})
+	require.Equal(t, []int{4}, all[0].from)
+}
+
 // counted returns the letters of all looks that meet a filter, by cause.
 func (s *letterStore) counted(t *testing.T, queues int, f operate.Filter) (map[string]int, int) {
 	t.Helper()

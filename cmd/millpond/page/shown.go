@@ -94,7 +94,10 @@ func when(t time.Time) template.HTML {
 func said(n int, text string) template.HTML {
 	text = template.HTMLEscapeString(oneLine(n, text))
 	return template.HTML(times.ReplaceAllStringFunc(text, func(part string) string {
-		t, _ := time.Parse(time.DateTime+"Z", strings.TrimPrefix(part, "at "))
+		t, err := time.Parse(time.DateTime+"Z", strings.TrimPrefix(part, "at "))
+		if err != nil || t.IsZero() {
+			return part
+		}
 		return string(when(t))
 	}))
 }

@@ -35,8 +35,8 @@ func TestLinesAreCut(t *testing.T) {
 	require.Equal(t, "世…", oneLine(2, "世界人"))
 	huge := oneLine(10, strings.Repeat("\x1b", 10<<20))
 	require.Equal(t, strings.Repeat("␛", 9)+"…", huge)
-	require.Regexp(t, `^ends <time [^<]*>in \d+ d</time>: &lt;b&gt;$`,
-		string(said(99, "ends at 2999-03-01 12:00:00Z: <b>")))
+	require.Regexp(t, `^ends <time [^<]*>in \d+ d</time>: &lt;b&gt; at 2026-02-30 10:00:00Z$`,
+		string(said(99, "ends at 2999-03-01 12:00:00Z: <b> at 2026-02-30 10:00:00Z")))
 }
 
 func TestMasksHideValues(t *testing.T) {

@@ -20,7 +20,7 @@ type sight struct {
 	// Incidents are all that is wrong, the most urgent first.
 	Incidents []operate.Incident
 	// At is when the look ended; zero if none has succeeded yet.
-	At time.Time
+	At, began time.Time
 	// Err and Tried are the error and the time of a later look that failed.
 	Err   error
 	Tried time.Time
@@ -80,16 +80,19 @@ func newWatcher(
 // sight returns the last sight. If that is old, a look begins, and is waited for, but not for long
 // if there is an older one.
 func (w *watcher) sight(ctx context.Context) *sight {
-	w.mu.Lock()
-	w.begin(false)
-	running, older := w.running, !w.last.At.IsZero()
-	old := time.Since(w.last.At) > young || w.last.At.Before(w.renewed)
-	w.mu.Unlock()
-	if running != nil && old {
-		if older {
-			limited, cancel := context.WithTimeout(ctx, patience)
-			defer cancel()
-			ctx = limited
+	if !w.lastSight().At.IsZero() {
+		limited, cancel := context.WithTimeout(ctx, patience)
+		defer cancel()
+		ctx = limited
+	}
+	for range 2 { // the look under way may have begun before renew
+		w.mu.Lock()
+		w.begin(false)
+		running := w.running
+		old := time.Since(w.last.At) > young || w.last.began.Before(w.renewed)
+		w.mu.Unlock()
+		if running == nil || !old {
+			break
 		}
 		select {
 		case <-running:
@@ -151,7 +154,7 @@ func (w *watcher) begin(quiet bool) {
 			found = &old
 			found.Err, found.Tried = err, now
 		} else {
-			found.At = now
+			found.At, found.began = now, began
 		}
 		// A look at a large vhost takes long: the broker rests for longer. After a quiet look a page
 		// looks at once.
@@ -159,7 +162,9 @@ func (w *watcher) begin(quiet bool) {
 		if !quiet {
 			rest = max(rest, w.interval)
 		}
-		w.last, w.running, w.next = found, nil, now.Add(rest)
+		if w.last, w.running = found, nil; !began.Before(w.renewed) {
+			w.next = now.Add(rest)
+		}
 		w.mu.Unlock()
 		w.seen(found)
 	})

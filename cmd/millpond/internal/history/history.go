@@ -123,32 +123,34 @@ func (h *History) note(queue string, place int, values [len(columns)]float32) {
 	s.put(place, values)
 }
 
-// sum has the points of all queues together: what several share counts once, and a rate that is not
-// known is 0.
+// sum has the points of all queues together: what several share counts once, and what is not known
+// is left out.
 func sum(v operate.View) (all [len(columns)]float32) {
-	counted := map[string]bool{}
-	add := func(column int, queue string, value float32, known bool) {
-		if known && !counted[queue] {
-			all[column] += value
+	counted, known := map[string]bool{}, [len(columns)]bool{}
+	add := func(column int, shared string, value float32) {
+		if value == value && !counted[shared] {
+			all[column], known[column] = all[column]+value, true
 		}
-		counted[queue] = true
+		counted[shared] = shared != ""
 	}
 	for i := range v.Mains {
 		m := &v.Mains[i]
-		all[1] += number(m.Ready)
-		for column, r := range map[int]*float64{2: m.In, 3: m.Out} {
-			if r != nil {
-				all[column] += float32(*r)
-			}
-		}
+		add(1, "", number(m.Ready))
+		add(2, "", rate(m.In))
+		add(3, "", rate(m.Out))
 		for _, d := range m.Dead {
-			add(0, d.Name, number(d.Total), true)
+			add(0, d.Name, number(d.Total))
 		}
 		for _, w := range m.Waits {
-			add(4, w.Name, rate(w.In), w.In != nil)
+			add(4, w.Name, rate(w.In))
 		}
 		if m.Line != nil {
-			add(4, m.Line.Name, rate(m.Line.In), m.Line.In != nil)
+			add(4, m.Line.Name, rate(m.Line.In))
+		}
+	}
+	for column, is := range known {
+		if !is {
+			all[column] = unknown
 		}
 	}
 	return all

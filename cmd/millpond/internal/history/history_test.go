@@ -96,12 +96,14 @@ func TestAllQueuesTogether(t *testing.T) {
 	t.Parallel()
 	a, b := queue("a", 3, 4, 1), queue("b", 3, 4, 1)
 	a.Dead[0].Total, a.Dead[0].Name, b.Dead[0].Name = a.DeadLetters, "dlq", "dlq"
+	a.Waits[0].Name, b.Waits[0].Name = "wait", "wait"
 	h := new(history.History)
 	h.Look(noon, view(a, b), nil)
 	c := h.Chart(history.All, noon)
 	for name, want := range map[string]float64{
-		"dead": 3, "ready": 8, "in": 4, "out": 0, "retries": 2,
+		"dead": 3, "ready": 8, "in": 4, "retries": 2,
 	} {
 		require.InDelta(t, want, *c.Columns[name][0], 0, name)
 	}
+	require.Nil(t, c.Columns["out"][0], "not known of any queue")
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -117,7 +118,7 @@ func (p *Prometheus) ask(
 		for _, pair := range series.Values {
 			seconds, _ := pair[0].(float64)
 			text, _ := pair[1].(string)
-			if value, err := strconv.ParseFloat(text, 64); err == nil && value == value {
+			if value, err := strconv.ParseFloat(text, 64); err == nil && !math.IsNaN(value) && !math.IsInf(value, 0) {
 				values[int64(seconds)] = &value
 			}
 		}
