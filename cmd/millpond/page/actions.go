@@ -87,7 +87,10 @@ func back(r job.Request) template.URL {
 
 // movedSince reports whether an action has moved messages of a queue since a look.
 func (h *Handler) movedSince(queue string, look time.Time) bool {
-	return !look.IsZero() && h.jobs != nil && slices.ContainsFunc(h.jobs.Actions(), func(a job.Action) bool {
+	if h.jobs == nil || look.IsZero() {
+		return false
+	}
+	return slices.ContainsFunc(h.jobs.Actions(), func(a job.Action) bool {
 		return (a.Source == queue || a.Request.Queue == queue) && a.Progress.Done > 0 &&
 			(a.Active() || a.Ended.After(look))
 	})

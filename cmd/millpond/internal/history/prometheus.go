@@ -118,7 +118,8 @@ func (p *Prometheus) ask(
 		for _, pair := range series.Values {
 			seconds, _ := pair[0].(float64)
 			text, _ := pair[1].(string)
-			if value, err := strconv.ParseFloat(text, 64); err == nil && !math.IsNaN(value) && !math.IsInf(value, 0) {
+			value, err := strconv.ParseFloat(text, 64)
+			if err == nil && !math.IsNaN(value) && !math.IsInf(value, 0) {
 				values[int64(seconds)] = &value
 			}
 		}
