@@ -325,12 +325,12 @@ func (l *incidents) dead(m *Main, i Incident) {
 		for _, d := range m.Dead {
 			grows = grows || d.In != nil && *d.In > 0
 		}
-		if grows {
-			text += ", and more come now"
-		}
 	}
 	if grows {
 		i.Urgency, i.weight = 5, max(i.Grown, 1)
+	}
+	if grows && l.options.Grown == nil { // the sentence would change when the numbers are known
+		text += ", and more come now"
 	}
 	l.add(i, "%s", text)
 }

@@ -103,7 +103,7 @@ func TestIncidents(t *testing.T) {
 		"3 crooked: a wait queue leads astray: see verify",
 		"4 keyed: key (masked) is blocked by a dead letter, 2 behind it [12:00]",
 		"5 grows: 40 dead letters +40",
-		"5 comes: 2 dead letters, and more come now",
+		"5 comes: 2 dead letters",
 		"6 pay: stopped by hand by anna, ends at 2026-03-01 12:00:00Z: it moves [12:00]",
 		"7 garbage: 900 dead letters +0",
 		"7 idle: no consumer, and nothing is in it, or a brake is stopped [12:01]",
@@ -113,6 +113,7 @@ func TestIncidents(t *testing.T) {
 	require.Equal(t, []string{"limited", "down", "fine"},
 		[]string{mains[0].Name, mains[1].Name, mains[len(mains)-1].Name})
 	require.Equal(t, "pay", of["braked"][0].Brake)
+	require.Equal(t, "2 dead letters, and more come now", of["comes"][0].Text)
 }
 
 // A sentence for every state that a brake may have.

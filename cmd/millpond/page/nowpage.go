@@ -73,13 +73,13 @@ type way struct {
 // ways are those of the kinds of incidents. Others lead to Verify.
 var ways = map[operate.IncidentKind]way{
 	operate.IncidentGone:       {"Waiting", "/waiting", "Look at them", "/waiting/look", true, false},
-	operate.IncidentUnconsumed: {Link: "Its last hour", To: "/queue"},
+	operate.IncidentUnconsumed: {"Waiting", "/waiting", "Its last hour", "/queue", false, false},
 	operate.IncidentStranded:   {"Stranded", "/stranded", "Return …", "/stranded/look", true, true},
 	operate.IncidentBlocked:    {"Its keys", "/waiting", "Look at them", "/order/look", true, false},
 	operate.IncidentLine:       {"Its keys", "/waiting", "Look at them", "/order/look", true, false},
 	operate.IncidentDead:       {"Causes", "/dead", "Replay …", "/dead/look", true, true},
 	operate.IncidentBrake:      {"Brakes", "/brakes", "Start consuming", "/brakes/start", true, true},
-	operate.IncidentUnknown:    {Link: "Verify", To: "/verify"},
+	operate.IncidentUnknown:    {"Verify", "/verify", "Verify now", "/verify/look", true, false},
 }
 
 // wayOf returns the way of an incident, and the query of its addresses.
@@ -92,9 +92,9 @@ func (s *sight) wayOf(i operate.Incident) (w way, query url.Values) {
 	case i.Brake != "":
 		return w, url.Values{"name": {i.Brake}}
 	case !known && !main: // a wait queue that leads nowhere
-		return way{Link: "Stranded", To: "/stranded"}, nil
+		return way{"Stranded", "/stranded", "Verify", "/verify", false, false}, nil
 	case !known:
-		w = way{"Verify", "/verify", "Verify now", "/verify/look", true, false}
+		w = ways[operate.IncidentUnknown]
 	}
 	return w, url.Values{"queue": {i.Queue}}
 }

@@ -57,6 +57,7 @@ func handsOnRows(t *testing.T, y *yard) {
 	b.await(`location.search === "?error=service+l"`)
 	m.press("Take away error service l")
 	m.press("Look")
+	b.await(`!document.querySelector(".box[data-live]")`) // it loads itself again until all looks end
 	b.see("Replay by queue")
 	b.await(`document.querySelectorAll("th.tick input").length === 2`)
 	eval[bool](b, `!document.querySelectorAll("th.tick input")[1].click()`) // of the letters
