@@ -151,6 +151,27 @@ func TestTheTextOfAStatusWasTheServers(t *testing.T) {
 	}
 }
 
+// Given an API that answers a question with status 500 once, then it is asked again, and no more.
+func TestAnAnswerThatFailedIsAskedForAgain(t *testing.T) {
+	t.Parallel()
+	asked, broken := 0, 1
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if asked++; asked <= broken {
+			w.WriteHeader(http.StatusInternalServerError)
+			return
+		}
+		_, _ = w.Write([]byte("[]"))
+	}))
+	t.Cleanup(server.Close)
+	api := open(t, "http://guest:guest@"+server.Listener.Addr().String())
+	_, err := api.FeatureFlags(t.Context())
+	require.NoError(t, err)
+	asked, broken = 0, 9
+	_, err = api.FeatureFlags(t.Context())
+	require.ErrorContains(t, err, "500 Internal Server Error")
+	require.Equal(t, 2, asked)
+}
+
 func TestServerThatNeverAnswers(t *testing.T) {
 	t.Parallel()
 	release := make(chan struct{})
