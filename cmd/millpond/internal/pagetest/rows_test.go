@@ -57,8 +57,8 @@ func handsOnRows(t *testing.T, y *yard) {
 	b.await(`location.search === "?error=service+l"`)
 	m.press("Take away error service l")
 	m.press("Look")
-	b.await(`!document.querySelector(".box[data-live]")`) // it loads itself again until all looks end
-	b.see("Replay by queue")
+	b.see("Replay by queue") // and loads itself again when the last look has ended
+	b.await(`document.readyState === "complete" && !document.querySelector(".box[data-live]")`)
 	b.await(`document.querySelectorAll("th.tick input").length === 2`)
 	eval[bool](b, `!document.querySelectorAll("th.tick input")[1].click()`) // of the letters
 	b.see("queues. An action works on one: untick some.")

@@ -35,7 +35,8 @@ function put(part, html) {
   const focus = (row ? active.querySelector("[id]") : active)?.id;
   const open = [...part.querySelectorAll("details[id][open]")].map((d) => d.id);
   part.innerHTML = html; // made by this server, which escapes all text
-  if (part.querySelector("[data-reload]")) return location.reload();
+  const busy = document.querySelector(".box[data-live] .busy"); // another look, of several
+  if (part.querySelector("[data-reload]") && !busy) return location.reload();
   tick();
   const count = part.querySelector("[data-count]")?.dataset.count;
   if (count) document.title = (count > 0 ? `(${count}) ` : "") + document.title.replace(/^\(.*?\) /, "");
