@@ -57,9 +57,7 @@ func (h *Handler) queue(w http.ResponseWriter, r *http.Request) error {
 			v.Incidents = append(v.Incidents, i)
 		}
 	}
-	return h.show(w, r, "queue", view{
-		Title: title, Nav: "now", Data: v,
-	})
+	return h.show(w, r, "queue", view{Title: title, Nav: "now", Data: v})
 }
 
 // queueOf returns the last sight, and the queue that a request names, or history.All.

@@ -239,7 +239,7 @@ func (p *pile) chosen(
 	if err != nil {
 		return 0, err
 	}
-	causes, origins := p.numbers(f)
+	causes, origins := p.accepted(f)
 	since, until := int64(math.MinInt64), int64(math.MaxInt64) // a letter without a time is at 0
 	if !f.Since.IsZero() {
 		since = max(f.Since.UnixMilli(), 1)
@@ -267,8 +267,8 @@ func (p *pile) chosen(
 	return left, nil
 }
 
-// numbers reports which causes and origins meet the filter.
-func (p *pile) numbers(f operate.Filter) (causes, origins []bool) {
+// accepted reports which causes and origins meet the filter, by their numbers.
+func (p *pile) accepted(f operate.Filter) (causes, origins []bool) {
 	groups := strings.Split(f.Group, ",")
 	for _, c := range p.causes.values {
 		causes = append(causes, f.Group == "" || slices.Contains(groups, c.id))

@@ -162,7 +162,8 @@ func (w *watcher) begin(quiet bool) {
 		if !quiet {
 			rest = max(rest, w.interval)
 		}
-		if w.last, w.running = found, nil; !began.Before(w.renewed) {
+		w.last, w.running = found, nil
+		if !began.Before(w.renewed) {
 			w.next = now.Add(rest)
 		}
 		w.mu.Unlock()

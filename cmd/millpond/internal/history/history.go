@@ -110,6 +110,7 @@ func (h *History) add(at time.Time, v operate.View) {
 	}
 }
 
+// note puts the values of a queue at a place. h.mu is held.
 func (h *History) note(queue string, place int, values [len(columns)]float32) {
 	s := h.queues[queue]
 	if s == nil {
@@ -123,8 +124,8 @@ func (h *History) note(queue string, place int, values [len(columns)]float32) {
 	s.put(place, values)
 }
 
-// sum has the points of all queues together: what several share counts once, and what is not known
-// is left out.
+// sum adds up the points of all queues. A wait queue or a dead-letter queue that several of them
+// share counts once. An unknown number is left out.
 func sum(v operate.View) (all [len(columns)]float32) {
 	counted, known := map[string]bool{}, [len(columns)]bool{}
 	add := func(column int, shared string, value float32) {

@@ -76,7 +76,7 @@ var queries = map[string]string{
 		"{queue_vhost=VHOST,queue=QUEUE}[TIME])) or " +
 		"sum(rate(rabbitmq_detailed_queue_exchange_messages_published_total" + // of 4.3
 		"{queue_vhost=VHOST,queue=QUEUE}[TIME])) or " +
-		// What was taken, and by how much the queue has grown.
+		// The rate of attempts plus the growth of the queue.
 		"clamp_min(sum(rate(millpond_processing_seconds_count{queue=QUEUE}[TIME])) + " +
 		"max(deriv(millpond_queue_messages_ready{role=\"main\",name=QUEUE}[TIME])), 0)",
 	"out":     "sum(rate(millpond_processing_seconds_count{queue=QUEUE}[TIME]))",

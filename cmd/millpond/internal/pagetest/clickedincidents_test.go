@@ -272,7 +272,7 @@ func blockedKey(t *testing.T, y *yard) {
 	i.AwaitBodies("bad 1", "2", "3")
 }
 
-// A service is down, and nobody has stopped it: its messages stay until it is up again.
+// A service is down without a brake. Its messages stay in the queue until it starts again.
 func deadConsumer(t *testing.T, y *yard) {
 	i := newIncident(t, y, quick, nil)
 	i.h.Services["orders"].Stop()
